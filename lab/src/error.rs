@@ -87,6 +87,22 @@ pub enum Error {
         /// What it reported is that the transport is wrong, see [`Error::is_wrong`].
         wrong: bool,
     },
+    /// The time that the user gave is over.
+    #[error("the time was over {doing}")]
+    Late {
+        /// What was being done: `verifying`.
+        doing: String,
+    },
+    /// What went wrong with one side of a comparison.
+    #[error("{side}: {problem}{}", so_far.as_ref().map_or_else(String::new, |words| format!("; {words}")))]
+    Side {
+        /// Its label, and what it is.
+        side: String,
+        /// What happened.
+        problem: Box<Error>,
+        /// What was measured until then.
+        so_far: Option<String>,
+    },
     /// The user has interrupted the program.
     #[error("interrupted")]
     Interrupted,
@@ -115,7 +131,12 @@ impl Error {
 
     /// Whether a transport was tried and did the wrong thing; otherwise it could not be tried.
     pub fn is_wrong(&self) -> bool {
-        matches!(self, Self::Data(_) | Self::Contract(_) | Self::Worker { wrong: true, .. })
+        match self {
+            Self::Side { problem, .. } => problem.is_wrong(),
+            _ => {
+                matches!(self, Self::Data(_) | Self::Contract(_) | Self::Worker { wrong: true, .. })
+            }
+        }
     }
 
     /// An [`Error::Io`].

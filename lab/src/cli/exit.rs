@@ -18,7 +18,7 @@ pub enum Exit {
     Good,
     /// Something is wrong, or B is worse.
     Worse,
-    /// The repetitions cannot tell whether B is worse.
+    /// A difference that must not be missed could have been.
     TooFew,
     /// The user did not want to wait; what there was has been told.
     Interrupted,
@@ -29,7 +29,7 @@ impl From<Conclusion> for Exit {
         match conclusion {
             Conclusion::Good => Self::Good,
             Conclusion::Worse => Self::Worse,
-            Conclusion::TooFew => Self::TooFew,
+            Conclusion::Undecided => Self::TooFew,
         }
     }
 }
@@ -40,7 +40,7 @@ Exit codes:
   0    all is right; `compare`: B is as good as A or better
   1    something is wrong: a failed check, a wrong byte; `compare`: B is worse
   2    not valid: a wrong command line, or it could not be tried
-  3    `compare`: undecided, too noisy or too few runs
+  3    `compare`: undecided
   130  interrupted";
 
 /// Says why, where it is not told yet; the exit code.

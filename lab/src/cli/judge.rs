@@ -16,7 +16,7 @@ pub(super) struct Judge {
     /// A difference that must not be missed
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     find: u32,
-    /// Where report.md, report.svg and raw.json go
+    /// Where report.html, report.md, report.svg and raw.json go
     #[arg(long, value_name = "DIR", default_value = "report")]
     report: PathBuf,
 }

@@ -131,7 +131,7 @@ fn named(loaded: &LoadedTransport) -> String {
 }
 
 fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
-    let [zero, one] = &session.loaded;
+    let [zero, one] = &session.loaded[0];
     let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].name.clone();
     let on = match over {
         Topology::Parallel => zero

@@ -3,8 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::plan::Direction;
-
 /// Which of two values of a metric is the better one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
@@ -14,41 +12,14 @@ pub enum Better {
     Higher,
 }
 
-/// A column that says what a row of a table is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Label {
-    /// The message size.
-    Size,
-    /// Who sends.
-    Direction,
-    /// How many messages of that size were wrong in the verification.
-    Wrong,
-    /// How many connections.
-    Connections,
-    /// How many connections at once.
-    AtOnce,
-}
-
-/// How a metric is drawn over message size.
-#[derive(Debug, Clone, Copy)]
-pub struct Chart {
-    /// Above the panel of values.
-    pub title: &'static str,
-    /// Beside its y axis.
-    pub y_label: &'static str,
-    /// Above the panel of ratios.
-    pub ratio_title: &'static str,
-    /// The rows of this direction are drawn.
-    pub direction: Direction,
-}
-
-/// The rows of a metric that are judged together.
-#[derive(Debug, Clone, Copy)]
-pub struct GroupOfRows {
-    /// What the group is called.
-    pub name: &'static str,
-    /// The least and the greatest message size in it.
-    pub sizes: (u64, u64),
+impl Better {
+    /// How many times as good B is, where B has so many times the value of A.
+    pub fn speed(self, ratio: f64) -> f64 {
+        match self {
+            Self::Lower => 1.0 / ratio,
+            Self::Higher => ratio,
+        }
+    }
 }
 
 /// Messages per second and bytes per message as a rate in the metric's unit.
@@ -57,26 +28,18 @@ pub type Rate = fn(f64, f64) -> f64;
 /// What there is to know of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricInfo {
-    /// What rows and tasks of it are called.
+    /// What its rows together are called, and a row of it before its size.
     pub name: &'static str,
+    /// What a value is.
+    pub meaning: &'static str,
     /// The unit of its values.
     pub unit: &'static str,
-    /// The value that two sides are compared by.
-    pub headline: &'static str,
     /// Which of two values is the better one.
     pub better: Better,
     /// The rate that a stream of messages has; none if it is not measured by a stream.
     pub rate: Option<Rate>,
-    /// The title of its table; none if reports have no table of it.
-    pub title: Option<&'static str>,
-    /// The columns that say what a row is about.
-    pub labels: &'static [Label],
-    /// The values that a table shows of each side.
-    pub shown: &'static [&'static str],
-    /// How it is drawn, if it is.
-    pub chart: Option<Chart>,
-    /// Its rows that are judged together.
-    pub group: Option<GroupOfRows>,
+    /// Blocks of a row in one set of connections; a multiple of four.
+    pub blocks: usize,
 }
 
 /// Makes the enum, the list of all its values, and the table.
@@ -103,82 +66,50 @@ macro_rules! metrics {
     };
 }
 
-const ANY_SIZE: (u64, u64) = (0, u64::MAX);
-
 metrics! {
     /// Half the round trip of a ping-pong with pre-posted receives; microseconds.
     Latency = MetricInfo {
         name: "latency",
+        meaning: "half the round trip of a ping-pong, the median of a block",
         unit: "us",
-        headline: "typ",
         better: Better::Lower,
         rate: None,
-        title: Some("Latency: half round trip of a ping-pong, us"),
-        labels: &[Label::Size, Label::Wrong],
-        shown: &["min", "typ", "p99"],
-        chart: Some(Chart {
-            title: "Latency: half round trip, 1 in flight",
-            y_label: "us (solid: typ, dashed: p99)",
-            ratio_title: "Latency B/A (below 1: B is better)",
-            direction: Direction::Both,
-        }),
-        group: Some(GroupOfRows { name: "latency 8 B to 4 KiB", sizes: ANY_SIZE }),
+        blocks: 16,
     };
     /// Messages a second of a stream; millions.
     MessageRate = MetricInfo {
         name: "message rate",
+        meaning: "messages a second, 8 in flight",
         unit: "Mmsg/s",
-        headline: "typ",
         better: Better::Higher,
         rate: Some(|messages, _| messages / 1e6),
-        title: Some("Message rate: 8 in flight, Mmsg/s (10^6 messages a second)"),
-        labels: &[Label::Size, Label::Direction, Label::Wrong],
-        shown: &["typ", "peak"],
-        chart: None,
-        group: Some(GroupOfRows { name: "message rate 8 B", sizes: ANY_SIZE }),
+        blocks: 16,
     };
     /// Bytes a second of a stream; 10^9.
     Bandwidth = MetricInfo {
         name: "bandwidth",
+        meaning: "bytes a second, 8 messages in flight; `both` is the sum of two directions",
         unit: "GB/s",
-        headline: "typ",
         better: Better::Higher,
         rate: Some(|messages, bytes| messages * bytes / 1e9),
-        title: Some("Bandwidth: 8 in flight, GB/s (10^9 bytes a second; `both` is the sum of two directions)"),
-        labels: &[Label::Size, Label::Direction, Label::Wrong],
-        shown: &["typ", "peak"],
-        chart: Some(Chart {
-            title: "Bandwidth: rank 0 to rank 1, 8 in flight",
-            y_label: "GB/s (10^9 B/s)",
-            ratio_title: "Bandwidth B/A (above 1: B is better)",
-            direction: Direction::Forward,
-        }),
-        group: Some(GroupOfRows { name: "bandwidth 64 KiB to 4 MiB", sizes: (64 << 10, 4 << 20) }),
+        blocks: 16,
     };
     /// Time from `listen` until both ends of one connection are ready, nothing else going on; ms.
     SetupOne = MetricInfo {
         name: "one connection",
+        meaning: "from `listen` until both ends are ready, one connection at a time",
         unit: "ms",
-        headline: "typ",
         better: Better::Lower,
         rate: None,
-        title: Some("Connection set-up, one by one, ms each (listen until both ends are ready)"),
-        labels: &[Label::Connections, Label::AtOnce],
-        shown: &["min", "typ", "p99"],
-        chart: None,
-        group: Some(GroupOfRows { name: "one connection", sizes: ANY_SIZE }),
+        blocks: 8,
     };
-    /// The same for many connections, made in batches; ms for all.
+    /// The same for many connections at once; ms for all.
     SetupMany = MetricInfo {
         name: "many connections",
+        meaning: "the same of many connections at once, until the last is ready",
         unit: "ms",
-        headline: "total",
         better: Better::Lower,
         rate: None,
-        title: Some("Connection set-up, many at once, ms for all"),
-        labels: &[Label::Connections, Label::AtOnce],
-        shown: &["total"],
-        chart: None,
-        group: Some(GroupOfRows { name: "many connections", sizes: ANY_SIZE }),
+        blocks: 4,
     };
 }

@@ -2,14 +2,16 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`metric`] | the quantities: a table with unit, headline value, columns and titles of each |
-//! | [`sample`] | one measured value, and what it is a value of; medians and intervals that assume nothing of the distribution |
+//! | [`metric`] | the quantities: a table with name, unit and blocks of each |
+//! | [`sample`] | what a row is about; medians and intervals that assume nothing of the distribution |
 //! | [`plan`] | the tasks of a pair of processes; who sends; contents that tell messages and offsets apart |
 //! | [`verify`] | comparing what arrived with what was sent |
 //! | `stream` | messages in flight, timed or with every byte checked; a connection each way with registered memory: what the measurements use |
+//! | [`turns`] | two transports that take turns in blocks |
 
 pub mod metric;
 pub mod plan;
 pub mod sample;
 pub mod stream;
+pub mod turns;
 pub mod verify;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::measure::metric::Metric;
+use crate::measure::sample::Key;
 use crate::nccl::library::Source;
 use crate::transport::buffer::Buffer;
 use crate::verbs::Verbs;
@@ -45,34 +46,12 @@ pub const ODD_SIZES: [usize; 20] = [
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "task", rename_all = "snake_case")]
 pub enum Task {
-    /// Connect, `at_once` at a time, and keep all open until the last is ready.
-    Setup {
-        /// How many in all.
-        connections: u32,
-        /// How many are pending at a time.
-        at_once: u32,
-    },
-    /// Make so many connections at once and close them, so many times: later queue pairs have other
-    /// numbers.
-    Renumber {
-        /// How many at once.
-        connections: u32,
-        /// How many times.
-        times: u32,
-    },
-    /// Ping-pong.
-    Latency {
-        /// The message size.
-        bytes: usize,
-    },
-    /// Stream with [`DEPTH`] in flight.
-    Stream {
-        /// One that has a [`rate`](crate::measure::metric::MetricInfo::rate).
-        metric: Metric,
-        /// The message size.
-        bytes: usize,
-        /// Who sends.
-        direction: Direction,
+    /// Measure these rows over fresh connections, both sides in turns.
+    Turns {
+        /// In this order.
+        rows: Vec<Key>,
+        /// Which order the sides have.
+        seed: u64,
     },
     /// Check every byte: single messages, streams, groups, truncation.
     Verify {
@@ -98,14 +77,7 @@ impl Task {
     /// In words, for the progress line and for the report of a hang.
     pub fn words(&self) -> String {
         match self {
-            Self::Setup { connections, at_once } => {
-                format!("connecting {connections} times, {at_once} at once")
-            }
-            Self::Renumber { .. } => "making and closing connections".into(),
-            Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
-            Self::Stream { metric, bytes, direction } => {
-                format!("{} of {bytes} B {direction}", metric.info().name)
-            }
+            Self::Turns { .. } => "connecting both sides".into(),
             Self::Verify { .. } => "verifying every byte".into(),
             Self::Parallel { .. } => "verifying two connections at once".into(),
             Self::Long { bytes, messages } => {
@@ -123,20 +95,32 @@ pub struct Job {
     /// What rank 1 loads instead: another build of the same transport.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Source>,
+    /// B, where both sides take turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// Which libibverbs it has to be using.
     pub verbs: Verbs,
     /// Device index of each rank; `None`: 0, and for rank 1 the second device if there is one.
     pub devices: [Option<usize>; 2],
     /// Whether two devices are made into one, and that is used instead.
     pub fused: bool,
-    /// How long each measurement lasts, roughly; ms.
-    pub slice_ms: u64,
-    /// Variables of both processes, with their values.
+    /// Variables of `source`, with their values.
     pub variables: Vec<(String, String)>,
     /// Connections each way that a stream is over at once.
     pub streams: u32,
     /// In this order.
     pub tasks: Vec<Task>,
+}
+
+/// The other side of a comparison.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Beside {
+    /// What to load.
+    pub source: Source,
+    /// Its variables, with their values.
+    pub variables: Vec<(String, String)>,
+    /// Whether it is loaded before the other one.
+    pub is_first: bool,
 }
 
 impl Job {
@@ -146,84 +130,43 @@ impl Job {
     }
 }
 
-/// How thorough a run is.
+/// What is measured, and how long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scope {
-    /// Triples of A, B and A again.
-    pub repetitions: usize,
-    /// How long each measurement lasts, roughly; ms.
-    pub slice_ms: u64,
+    /// All that a run may take; s.
+    pub seconds: u64,
     /// Connections of the many-at-once set-up.
     pub connections: u32,
-    /// Connections of the one-by-one set-up.
-    pub singles: u32,
-    /// Message sizes of the latency test.
-    pub latency_sizes: Vec<usize>,
     /// Message sizes of the bandwidth test.
     pub bandwidth_sizes: Vec<usize>,
-    /// The run tells too little if a difference of so much could not have been found in every
-    /// group; %.
+    /// A group is undecided if a difference of so much could have been missed; %.
     pub find_percent: u32,
-    /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be
-    /// worse.
-    #[serde(default)]
+    /// B fails where it is worse by so much or more; %. 0: wherever it is worse.
     pub fail_percent: u32,
     /// Connections each way that a stream is over at once. With more than one, streams both ways
     /// are all that is measured.
-    #[serde(default = "one")]
     pub streams: u32,
 }
 
-/// What records had that do not say how many.
-fn one() -> u32 {
-    1
+/// Message sizes of the latency test.
+const LATENCY_SIZES: [u64; 2] = [8, 4096];
+/// The message size of the message rate.
+const RATE_SIZE: u64 = 8;
+
+impl Default for Scope {
+    fn default() -> Self {
+        Self {
+            seconds: 60,
+            connections: 64,
+            bandwidth_sizes: vec![64 << 10, 1 << 20],
+            find_percent: 5,
+            fail_percent: 0,
+            streams: 1,
+        }
+    }
 }
 
-/// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
-const PENDING: u32 = 128;
-
 impl Scope {
-    /// About three minutes for a comparison. Many short sessions, since one differs from the next
-    /// by more than its parts do; and a multiple of six, see `crate::run::compare`.
-    pub fn standard() -> Self {
-        Self {
-            repetitions: 24,
-            slice_ms: 40,
-            connections: 100,
-            singles: 20,
-            latency_sizes: vec![8, 64, 512, 1024, 4096],
-            bandwidth_sizes: vec![
-                8,
-                64,
-                512,
-                4096,
-                16 << 10,
-                64 << 10,
-                256 << 10,
-                1 << 20,
-                LARGEST,
-            ],
-            find_percent: 10,
-            fail_percent: 0,
-            streams: 1,
-        }
-    }
-
-    /// Less than a minute for a comparison: for continuous integration.
-    pub fn quick() -> Self {
-        Self {
-            repetitions: 12,
-            slice_ms: 20,
-            connections: 50,
-            singles: 5,
-            latency_sizes: vec![8, 4096],
-            bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
-            find_percent: 10,
-            fail_percent: 0,
-            streams: 1,
-        }
-    }
-
     /// The difference that must not be missed, as a fraction.
     pub fn find(&self) -> f64 {
         f64::from(self.find_percent) / 100.0
@@ -234,34 +177,38 @@ impl Scope {
         f64::from(self.fail_percent) / 100.0
     }
 
-    /// What a measuring pair does in this repetition. As queue pair numbers choose paths, streams
-    /// over several connections have others in each.
-    pub fn measuring(&self, repetition: usize) -> Vec<Task> {
-        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
-        if self.streams > 1 {
-            let both = |bytes: &usize| stream(Metric::Bandwidth, *bytes, Direction::Both);
-            let other_numbers =
-                Task::Renumber { connections: 2 * self.streams, times: repetition as u32 };
-            return std::iter::once(other_numbers)
-                .chain(self.bandwidth_sizes.iter().map(both))
-                .collect();
+    /// What is measured.
+    pub fn rows(&self) -> Vec<Key> {
+        let stream = |metric, bytes, direction| Key { metric, bytes, direction, depth: DEPTH };
+        let mut rows = Vec::new();
+        if self.streams == 1 {
+            rows.extend(
+                LATENCY_SIZES.map(|bytes| Key {
+                    depth: 1,
+                    ..stream(Metric::Latency, bytes, Direction::Both)
+                }),
+            );
+            rows.extend(Direction::MEASURED.map(|way| stream(Metric::MessageRate, RATE_SIZE, way)));
         }
-        let mut tasks = vec![
-            Task::Setup { connections: self.singles, at_once: 1 },
-            Task::Setup { connections: self.connections, at_once: self.connections.min(PENDING) },
-        ];
-        tasks.extend(self.latency_sizes.iter().map(|&bytes| Task::Latency { bytes }));
-        tasks.extend(Direction::ALL.map(|way| stream(Metric::MessageRate, 8, way)));
         for &bytes in &self.bandwidth_sizes {
-            tasks.extend(Direction::ALL.map(|way| stream(Metric::Bandwidth, bytes, way)));
+            let ways = Direction::MEASURED
+                .into_iter()
+                .filter(|way| self.streams == 1 || *way == Direction::Both);
+            rows.extend(ways.map(|way| stream(Metric::Bandwidth, bytes as u64, way)));
         }
-        tasks
+        if self.streams == 1 {
+            rows.extend(
+                [(Metric::SetupOne, 1), (Metric::SetupMany, self.connections)]
+                    .map(|(metric, depth)| Key { depth, ..stream(metric, 0, Direction::Forward) }),
+            );
+        }
+        rows
     }
 
     /// What a verifying pair does.
     pub fn verifying(&self) -> Vec<Task> {
-        let mut sizes = if self.streams > 1 { Vec::new() } else { self.latency_sizes.clone() };
-        sizes.extend(&self.bandwidth_sizes);
+        let mut sizes: Vec<usize> =
+            self.rows().iter().map(|row| row.bytes as usize).filter(|bytes| *bytes > 0).collect();
         sizes.sort_unstable();
         sizes.dedup();
         vec![Task::Verify { sizes }]
@@ -281,8 +228,8 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Both];
+    /// Those that are measured.
+    pub const MEASURED: [Self; 2] = [Self::Forward, Self::Both];
 
     /// Whether `rank` sends.
     pub fn sends(self, rank: usize) -> bool {

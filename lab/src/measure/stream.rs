@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::measure::metric::Metric;
 use crate::measure::plan::{DEPTH, Direction};
 use crate::measure::sample;
-use crate::measure::sample::{Key, Sample};
 use crate::pair::worker_ctx::{PeerConn, WorkerCtx};
+use crate::transport::buffer::Buffer;
 use crate::transport::comm::{RecvComm, Region, Request, SendComm};
 use crate::transport::deadline::{Deadline, finished, posted};
 use crate::transport::instance::Transport;
@@ -20,11 +19,6 @@ use crate::transport::listener::{Handle, Listener};
 
 /// Messages in flight.
 const IN_FLIGHT: usize = DEPTH as usize;
-/// Parts that a measurement is cut into, an odd number: their median shrugs off a short
-/// disturbance.
-pub(crate) const PARTS: usize = 5;
-/// Messages of a part, at least and at most.
-const MESSAGES: (u64, u64) = (16, 4_000_000);
 
 /// How many messages this process sends and receives, and how.
 #[derive(Debug, Clone, Copy)]
@@ -198,61 +192,41 @@ pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>])
     Ok(())
 }
 
-/// Measures the stream, as much over each of the connections at once, in [`PARTS`] with a common
-/// start each; the sample is on rank 0. The time of a part is that of the slower side, to its last
-/// completion on the slowest connection.
+/// Runs `count` messages over each of the connections at once. The messages of all of them that
+/// this side completes in a second, once a part has filled the pipe.
 ///
 /// # Errors
 /// Those of [`run`].
-pub(crate) fn measure(
-    worker: &mut WorkerCtx,
+pub(crate) fn rate(
+    worker: &WorkerCtx,
     benches: &[Bench],
-    key: Key,
-    slice_ms: u64,
-) -> Result<Option<Sample>> {
-    let bytes = key.bytes as usize;
-    let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
-    timed(worker, benches, bytes, key.direction, warm_up / 2)?;
-    let seconds = timed(worker, benches, bytes, key.direction, warm_up)?;
-    let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9) / PARTS as f64;
-    let count = worker.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
-    let mut seconds = Vec::new();
-    for _ in 0..PARTS {
-        seconds.push(timed(worker, benches, bytes, key.direction, count)?);
-    }
-    if worker.rank() != 0 {
-        return Ok(None);
-    }
-    seconds.sort_by(f64::total_cmp);
-    let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 } * benches.len() as f64;
-    let rate = key.metric.info().rate.ok_or(Error::Misuse("a metric that no stream measures"))?;
-    let value = |seconds: f64| rate(ways * count as f64 / seconds, bytes as f64);
-    let values = [
-        ("peak", value(seconds[0])),
-        ("typ", value(seconds[PARTS / 2])),
-        ("avg", value(seconds.iter().sum::<f64>() / PARTS as f64)),
-        ("iterations", (count * PARTS as u64) as f64),
-    ];
-    Ok(Some(Sample::new(key, &values)))
-}
-
-/// The seconds that the slower side needs.
-fn timed(
-    worker: &mut WorkerCtx,
-    benches: &[Bench],
-    bytes: usize,
-    direction: Direction,
+    (bytes, direction): (usize, Direction),
     count: u64,
 ) -> Result<f64> {
     let flow = Flow::new(bytes, worker.rank(), direction, count);
     let mut flows: Vec<_> =
         benches.iter().map(|bench| Running::new(bench, flow, SizesOnly(bytes))).collect();
-    worker.barrier()?;
-    let start = Instant::now();
-    run(worker, &mut flows)?;
-    let mine = start.elapsed().as_nanos() as u64;
-    let theirs = worker.swap(mine)?;
-    Ok(mine.max(theirs) as f64 / 1e9)
+    let filling = (count / 8).max(DEPTH.into()).min(count / 2);
+    let all = (flow.sends + flow.receives) * benches.len() as u64;
+    let filled = all / count.max(1) * filling;
+    let (mut deadline, mut start) = (worker.deadline("a stream"), None);
+    while flows.iter().any(|flow| !flow.is_done()) {
+        let mut moved = false;
+        for flow in &mut flows {
+            moved |= flow.step()?;
+        }
+        if !moved {
+            deadline.idle()?;
+            continue;
+        }
+        deadline.progress();
+        if start.is_none() {
+            let done: u64 = flows.iter().map(|flow| flow.sends.done + flow.receives.done).sum();
+            start = (done >= filled).then(|| (Instant::now(), done));
+        }
+    }
+    let (start, done) = start.ok_or(Error::Misuse("a stream of no messages"))?;
+    Ok((all - done) as f64 / start.elapsed().as_secs_f64())
 }
 
 /// Room after each message where nothing may be written; bytes.
@@ -285,9 +259,23 @@ impl Bench {
         device: usize,
         bytes: usize,
     ) -> Result<Self> {
+        let memory = [Arc::new(worker.buffer(bytes)?), Arc::new(worker.buffer(bytes)?)];
+        Self::over(worker, transport, device, &memory)
+    }
+
+    /// Connects, and registers memory for sending and for receiving.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) fn over(
+        worker: &mut WorkerCtx,
+        transport: &Transport,
+        device: usize,
+        [out, into]: &[Arc<Buffer>; 2],
+    ) -> Result<Self> {
         let conn = PeerConn::open(worker, transport, device)?;
-        let out = conn.send.register(&Arc::new(worker.buffer(bytes)?))?;
-        let into = conn.recv.register(&Arc::new(worker.buffer(bytes)?))?;
+        let out = conn.send.register(out)?;
+        let into = conn.recv.register(into)?;
         Ok(Self { out, into, conn })
     }
 
@@ -309,48 +297,16 @@ impl Bench {
 // receiver needs to announce itself. A round ends when both the answer has come and the send has
 // completed.
 
-/// Round trips that are not counted.
-const WARM_UP: u64 = 200;
-/// Round trips that are timed, at least and at most.
-const ROUNDS: (u64, u64) = (500, 200_000);
-
-/// Measures the latency of `bytes`; the sample is on rank 0.
+/// The median of `count` half round trips of `bytes`; microseconds. Rank 1 answers, and has none.
 ///
 /// # Errors
 /// Those of the transport; [`Error::Data`] if a size is wrong.
-pub(crate) fn measure_latency(
-    worker: &mut WorkerCtx,
+pub(crate) fn half_round_trip(
+    worker: &WorkerCtx,
     bench: &Bench,
     bytes: usize,
-    slice_ms: u64,
-) -> Result<Option<Sample>> {
-    let mut times_us = rounds(worker, bench, bytes, WARM_UP)?;
-    let typical_us = 2.0 * sample::median(&mut times_us).unwrap_or(10.0);
-    let count = (slice_ms as f64 * 1e3 / typical_us.max(0.1)) as u64;
-    let count = worker.agree(count.clamp(ROUNDS.0, ROUNDS.1))?;
-    let mut times_us = rounds(worker, bench, bytes, count)?;
-    if worker.rank() != 0 {
-        return Ok(None);
-    }
-    times_us.sort_by(f64::total_cmp);
-    let at = |fraction| sample::quantile_of_sorted(&times_us, fraction).unwrap_or(f64::NAN);
-    let key =
-        Key { metric: Metric::Latency, bytes: bytes as u64, direction: Direction::Both, depth: 1 };
-    let values = [
-        ("min", at(0.0)),
-        ("typ", at(0.5)),
-        ("p90", at(0.9)),
-        ("p99", at(0.99)),
-        ("p99.9", at(0.999)),
-        ("max", at(1.0)),
-        ("avg", times_us.iter().sum::<f64>() / times_us.len() as f64),
-        ("iterations", count as f64),
-    ];
-    Ok(Some(Sample::new(key, &values)))
-}
-
-/// Half round trips in microseconds, one per round; none on rank 1, which answers.
-fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
+    count: u64,
+) -> Result<f64> {
     let first = worker.rank() == 0;
     let mut times_us =
         Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
@@ -364,7 +320,6 @@ fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Re
     let send = |deadline: &mut _| posted(deadline, || conn.send.send(out, 0, bytes, TAG));
     let mut expected = receive(0, &mut deadline)?;
     let mut answer = None;
-    worker.barrier()?;
     // The clock is read once a round: it lies between an answer and the next message.
     let mut start = Instant::now();
     for round in 0..count {
@@ -390,8 +345,7 @@ fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Re
     }
     let last = send(&mut deadline)?;
     both(&mut deadline, Some(last), expected)?;
-    worker.barrier()?;
-    Ok(times_us)
+    Ok(sample::median(&mut times_us).unwrap_or(f64::NAN))
 }
 
 /// Tests both until both are done, the receive first: whether a send completes before or after the
@@ -419,60 +373,30 @@ fn both(
 
 const HANDLE: usize = size_of::<Handle>();
 
-/// Makes `connections` from rank 0 to rank 1, `at_once` pending at a time, and keeps them open
-/// until the last is ready. The carrying of the handles, which NCCL's bootstrap does, is not
-/// counted. The sample is on rank 0.
+/// Makes `connections` from rank 0 to rank 1, `at_once` pending at a time, keeps them open until
+/// the last is ready, and closes them. The milliseconds that took but for the closing. The carrying
+/// of the handles, which NCCL's bootstrap does, is not counted.
 ///
 /// # Errors
 /// Those of the transport; [`crate::error::Error::Stalled`].
-pub(crate) fn measure_setup(
+pub(crate) fn set_up(
     worker: &mut WorkerCtx,
     transport: &Transport,
     device: usize,
-    connections: u32,
-    at_once: u32,
-) -> Result<Option<Sample>> {
-    let mut open = Ends::default();
-    let mut batches_ms = Vec::new();
-    let mut left = connections;
+    (connections, at_once): (u32, u32),
+) -> Result<f64> {
+    let (mut open, mut left, mut total_ms) = (Ends::default(), connections, 0.0);
     while left > 0 {
         let count = left.min(at_once.max(1));
         let mine = batch(worker, transport, device, count as usize, &mut open)?;
         let theirs = f64::from_bits(worker.swap(mine.slower_ms.to_bits())?);
         let listening = f64::from_bits(worker.swap(mine.listening_ms.to_bits())?);
-        batches_ms.push(mine.slower_ms.max(theirs) + mine.listening_ms + listening);
+        total_ms += mine.slower_ms.max(theirs) + mine.listening_ms + listening;
         left -= count;
     }
     worker.barrier()?;
-    let closing = Instant::now();
     open.close()?;
-    let closing_ms = closing.elapsed().as_secs_f64() * 1e3;
-    let closing_ms = closing_ms.max(f64::from_bits(worker.swap(closing_ms.to_bits())?));
-    if worker.rank() != 0 {
-        return Ok(None);
-    }
-    Ok(Some(sample(&mut batches_ms, connections, at_once, closing_ms)))
-}
-
-fn sample(batches_ms: &mut [f64], connections: u32, at_once: u32, closing_ms: f64) -> Sample {
-    let total: f64 = batches_ms.iter().sum();
-    batches_ms.sort_by(f64::total_cmp);
-    let at = |fraction| sample::quantile_of_sorted(batches_ms, fraction).unwrap_or(f64::NAN);
-    let key = Key {
-        metric: if at_once > 1 { Metric::SetupMany } else { Metric::SetupOne },
-        bytes: 0,
-        direction: Direction::Forward,
-        depth: at_once,
-    };
-    let mut values = vec![
-        ("total", total),
-        ("close_total", closing_ms),
-        ("connections", f64::from(connections)),
-    ];
-    if at_once <= 1 {
-        values.extend([("min", at(0.0)), ("typ", at(0.5)), ("p99", at(0.99))]);
-    }
-    Sample::new(key, &values)
+    Ok(total_ms)
 }
 
 /// The ends that this process holds: sending ones on rank 0, receiving ones on rank 1.

@@ -165,6 +165,23 @@ impl Library {
         Ok(Self { vtable, identity })
     }
 
+    /// As [`Self::open`], of a private copy of the plugin: so a process can have one library twice.
+    /// The loader knows a file by its inode. What the copy is linked with is looked for where the
+    /// original looks, but for what lies beside it.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Io`] if it cannot be copied.
+    pub fn open_copy(path: &Path, abi: Option<u32>) -> Result<Self> {
+        let failed = |source| Error::io(format!("cannot copy {}", path.display()), source);
+        let original = std::fs::canonicalize(path).map_err(failed)?;
+        let folder = tempfile::tempdir().map_err(failed)?;
+        let copy = folder.path().join(original.file_name().unwrap_or_default());
+        std::fs::copy(&original, &copy).map_err(failed)?;
+        let mut library = Self::open(&Source::Plugin { path: copy, abi })?;
+        library.identity.file = original;
+        Ok(library)
+    }
+
     /// The vtable itself.
     pub fn vtable(&self) -> Vtable {
         self.vtable

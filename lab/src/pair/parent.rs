@@ -42,6 +42,8 @@ pub struct Pair {
     children: [ChildProcess; 2],
     messages: Receiver<(usize, Option<WorkerMessage>)>,
     silence: Duration,
+    /// When all has to be over.
+    pub(crate) until: Option<Instant>,
     verbs: Verbs,
     fabric: String,
 }
@@ -122,6 +124,7 @@ impl Pair {
             children: [start(0, zero)?, start(1, one)?],
             messages,
             silence: setting.silence,
+            until: None,
             verbs: setting.verbs.clone(),
             fabric,
         })
@@ -228,6 +231,9 @@ impl Pair {
         let end = Instant::now() + self.silence;
         loop {
             output::check()?;
+            if self.until.is_some_and(|until| Instant::now() > until) {
+                return Err(Error::Late { doing: self.children[0].doing.clone() });
+            }
             let left = end.saturating_duration_since(Instant::now());
             match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(message) => return Ok(message),

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,8 +75,8 @@ impl WorkerCtx {
             host::pin(cpu)?;
         }
         // SAFETY: as above.
-        let pages =
-            worker.pages.map(|pages| PageAllocator::new(unsafe { OwnedFd::from_raw_fd(pages) }));
+        let pages = worker.pages.map(|pages| unsafe { OwnedFd::from_raw_fd(pages) });
+        let pages = pages.map(PageAllocator::new).transpose()?;
         let control = BufReader::new(control);
         Ok(Some(Self {
             rank: worker.rank,
@@ -104,6 +105,15 @@ impl WorkerCtx {
     /// [`Error::Io`] if the system has no memory left.
     pub fn buffer(&mut self, len: usize) -> Result<Buffer> {
         self.pages.as_mut().map_or_else(|| Buffer::new(len), |pages| pages.buffer(len))
+    }
+
+    /// Shows the parent which side this process calls now, in memory that it reads if this process
+    /// fails: no system call, since blocks are timed between two of these.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] never.
+    pub fn show_side(&mut self, label: u8) -> Result<()> {
+        self.pages.as_ref().map_or(Ok(()), |pages| pages.board.write(0, &[label]))
     }
 
     /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so
@@ -377,6 +387,14 @@ impl Pages {
         Ok(Self(Arc::new(unsafe { OwnedFd::from_raw_fd(descriptor) })))
     }
 
+    /// The side that the process of this rank called last, if it has called any.
+    pub(crate) fn side_shown(&self) -> Option<char> {
+        let mut label = [0];
+        let file = File::from(self.0.try_clone().ok()?);
+        file.read_exact_at(&mut label, 0).ok()?;
+        (label[0] != 0).then_some(char::from(label[0]))
+    }
+
     pub(crate) fn descriptor(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -386,33 +404,38 @@ impl Pages {
 #[derive(Debug)]
 pub(crate) struct PageAllocator {
     file: File,
+    /// The first page: what the parent reads.
+    board: Buffer,
     /// Bytes that buffers of this process lie in.
     taken: u64,
 }
 
+const PAGE: u64 = 4096;
+
 impl PageAllocator {
-    pub(crate) fn new(descriptor: OwnedFd) -> Self {
-        Self { file: descriptor.into(), taken: 0 }
+    pub(crate) fn new(descriptor: OwnedFd) -> Result<Self> {
+        let file = File::from(descriptor);
+        grow(&file, PAGE)?;
+        let board = Buffer::in_file(&file, 0, 1)?;
+        Ok(Self { file, board, taken: PAGE })
     }
 
     /// A buffer in pages that no other buffer of this process lies in: the same pages for the same
     /// calls in the same order. They hold what was left in them.
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer> {
         let start = self.taken;
-        let end = start + len.max(1).next_multiple_of(4096) as u64;
-        let size = self
-            .file
-            .metadata()
-            .map_err(|e| Error::io("cannot read the size of a file in memory", e))?
-            .len();
-        if size < end {
-            self.file
-                .set_len(end)
-                .map_err(|e| Error::io(format!("cannot make room for {end} bytes in memory"), e))?;
-        }
+        let end = start + len.max(1).next_multiple_of(PAGE as usize) as u64;
+        grow(&self.file, end)?;
         self.taken = end;
         Buffer::in_file(&self.file, start, len)
     }
+}
+
+/// Has the file reach to `end`, unless it does.
+fn grow(file: &File, end: u64) -> Result<()> {
+    let failed = |e| Error::io(format!("cannot make room for {end} bytes in memory"), e);
+    let size = file.metadata().map_err(failed)?.len();
+    if size < end { file.set_len(end).map_err(failed) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -442,7 +465,9 @@ mod tests {
     #[test]
     fn another_user_finds_the_same_pages_in_the_same_order() {
         let [pages, other] = Pages::of_both_ranks().expect("memory");
-        let share = |pages: &Pages| PageAllocator::new(pages.0.try_clone().expect("a descriptor"));
+        let share = |pages: &Pages| {
+            PageAllocator::new(pages.0.try_clone().expect("a descriptor")).expect("memory")
+        };
         let (mut first, mut second) = (share(&pages), share(&pages));
         let buffers =
             |share: &mut PageAllocator| [5000, 1].map(|len| share.buffer(len).expect("memory"));

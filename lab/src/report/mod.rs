@@ -1,7 +1,9 @@
-//! The results for people: a table on the terminal, `report.md`, `report.svg`; and `raw.json`.
+//! The results for people: the first screen, `report.html`, `report.md`, `report.svg`; and
+//! `raw.json`.
 
 pub(crate) mod chart;
-pub(crate) mod markdown;
+mod comparison;
+mod page;
 #[cfg(test)]
 pub(crate) mod sample_record;
 pub(crate) mod table;
@@ -14,26 +16,32 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::pair::parent::json_error;
+use crate::report::page::Part;
 use crate::results::record::Record;
 use crate::system::output;
 
 /// The files of a report.
-pub(crate) const FILES: [&str; 3] = ["raw.json", "report.svg", "report.md"];
+pub(crate) const FILES: [&str; 4] = ["raw.json", "report.svg", "report.md", "report.html"];
 
 /// Writes [`FILES`] into `folder`.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn write(record: &Record, folder: &Path) -> Result<()> {
-    write_files(folder, record, [chart::draw(record), markdown::write(record)])
+    let page = comparison::page(record);
+    write_files(folder, record, (&comparison::title(record), &page, comparison::picture(record)))
 }
 
-/// Writes [`FILES`]: what they were made of as JSON, then picture and page.
-fn write_files(folder: &Path, raw: &impl Serialize, [picture, page]: [String; 2]) -> Result<()> {
+/// Writes [`FILES`]: what they were made of as JSON, then picture and pages.
+fn write_files(
+    folder: &Path,
+    raw: &impl Serialize,
+    (title, page, picture): (&str, &[Part], String),
+) -> Result<()> {
     let raw = serde_json::to_string_pretty(raw).map_err(|e| json_error(&e))?;
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
-    let texts = [raw + "\n", picture, page];
+    let texts = [raw + "\n", picture, page::markdown(page), page::html(title, page)];
     FILES
         .iter()
         .zip(texts)
@@ -51,9 +59,12 @@ mod tests {
         let read =
             |name: &str| std::fs::read_to_string(folder.join(name)).expect("a committed file");
         let record: Record = serde_json::from_str(&read("raw.json")).expect("a record");
-        for (name, drawn) in
-            [("report.svg", chart::draw(&record)), ("report.md", markdown::write(&record))]
-        {
+        let page = comparison::page(&record);
+        for (name, drawn) in [
+            ("report.svg", comparison::picture(&record)),
+            ("report.md", page::markdown(&page)),
+            ("report.html", page::html(&comparison::title(&record), &page)),
+        ] {
             if std::env::var_os("FERRITE_UPDATE").is_some() {
                 std::fs::write(folder.join(name), &drawn).expect("a file");
             }

@@ -1,14 +1,12 @@
-//! The tables, in nccl-tests' and perftest's words; for the terminal and for Markdown.
+//! The tables, and the words that they share with the verdict.
 
-use std::collections::BTreeMap;
-
-use crate::measure::metric::{Label, Metric, MetricInfo};
+use crate::measure::metric::Better;
 use crate::measure::plan::Scope;
-use crate::measure::sample::{Estimate, size_text};
-use crate::report::verdict::key_name;
-use crate::results::judgement::{ChangedGroup, ChangedRow, Finding, Judgement};
+use crate::measure::sample::Estimate;
+use crate::report::verdict::Named;
+use crate::results::judgement::Judgement;
 use crate::results::record::{Record, Side, differing};
-use crate::results::rows::{Group, Row};
+use crate::results::rows::Row;
 
 /// A table: a title, column names, rows of cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,163 +47,61 @@ impl Table {
     }
 }
 
-/// All tables of a run: of the groups of rows, then of each metric.
+/// All tables of a run: of the groups of rows, then of the rows.
 pub(crate) fn tables(record: &Record) -> Vec<Table> {
-    let of_metric = Metric::ALL.iter().filter_map(|metric| {
-        let mut rows = record.rows.iter().filter(|row| row.key.metric == *metric).peekable();
-        rows.peek()?;
-        Some(Table::new(metric.info().title?, columns(record, metric.info()), rows))
-    });
-    groups(record.scope.find(), &record.groups).into_iter().chain(of_metric).collect()
+    let is_comparison = record.sides.len() > 1;
+    let value = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
+    let mut columns = vec![
+        Column::new("row", |row: &Row| row.key.name()),
+        Column::new("unit", |row: &Row| row.unit.clone()),
+        Column::new("A", move |row: &Row| value(row.a)),
+    ];
+    if is_comparison {
+        columns.push(Column::new("B", move |row: &Row| value(row.b)));
+        columns.extend(judged(|row: &Row| {
+            (row.key.name(), row.key.metric.info().better, &row.judgement)
+        }));
+    }
+    let rows = Table::new("Rows: medians of blocks", columns, record.rows.iter());
+    let groups = groups(&record.groups, |group| (group.name.clone(), group.metric.info().better));
+    groups.into_iter().chain([rows]).collect()
 }
 
 /// The groups of rows, if there are any.
-pub(super) fn groups(find: f64, groups: &[Group]) -> Option<Table> {
-    let mut columns = vec![
-        Column::new("all together", |group: &Group| group.name.clone()),
-        Column::new("rows", |group: &Group| group.rows.to_string()),
-    ];
-    columns.extend(judged(find, |group: &Group| &group.judgement));
+pub(super) fn groups<'r, G: 'r>(groups: &'r [G], name: fn(&G) -> (String, Better)) -> Option<Table>
+where
+    G: AsRef<Judgement>,
+{
+    let mut columns = vec![Column::new("group", move |group: &G| name(group).0)];
+    columns.extend(judged(move |group: &G| {
+        let (text, better) = name(group);
+        (text, better, group.as_ref())
+    }));
     let title = "B against A: times better below 1, rates above 1";
     (!groups.is_empty()).then(|| Table::new(title, columns, groups.iter()))
 }
 
-/// What has changed since an earlier run: groups, then rows.
-pub(crate) fn changes(record: &Record) -> Vec<Table> {
-    let Some(earlier) = &record.earlier else { return Vec::new() };
-    let ratio = |value: f64| format!("{value:.2}");
-    let mut of_groups = vec![
-        Column::new("all together", |group: &ChangedGroup| group.name.clone()),
-        Column::new("rows", |group: &ChangedGroup| group.rows.to_string()),
-        Column::new("B/A then", move |group: &ChangedGroup| ratio(group.medians.then)),
-        Column::new("B/A now", move |group: &ChangedGroup| ratio(group.medians.now)),
-    ];
-    of_groups.extend(changed(record, |group: &ChangedGroup| &group.judgement));
-    let mut of_rows = vec![
-        Column::new("row", |row: &ChangedRow| key_name(&row.key)),
-        Column::new("B/A then", move |row: &ChangedRow| ratio(row.medians.then)),
-        Column::new("B/A now", move |row: &ChangedRow| ratio(row.medians.now)),
-    ];
-    of_rows.extend(changed(record, |row: &ChangedRow| &row.judgement));
-    vec![
-        Table::new(
-            "B against A, now and then: times better below 1, rates above 1",
-            of_groups,
-            earlier.groups.iter(),
-        ),
-        Table::new("The same of each row", of_rows, earlier.rows.iter()),
-    ]
-}
-
-/// The columns of a [`Judgement`] of a change.
-fn changed<'r, T: 'r>(record: &Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
-    let names = ["now/then [interval]", "A/A of both", "change", "found from"];
-    let mut names = names.into_iter();
-    judged(record.scope.find(), of).map(|column| Column {
-        name: names.next().map_or(column.name, str::to_owned),
-        cell: column.cell,
-    })
-}
-
-/// The columns of a metric's table: what a row is about, the values of each side, the judgement.
-fn columns<'r>(record: &'r Record, metric: &'static MetricInfo) -> Vec<Column<'r, Row>> {
-    type Values = BTreeMap<String, f64>;
-    type SideOf = fn(&Row) -> Option<&Values>;
-    let is_comparison = record.sides.len() > 1;
-    let sides: [(&str, SideOf); 2] = [("A ", |row| Some(&row.a)), ("B ", |row| row.b.as_ref())];
-    let sides = if is_comparison { &sides[..] } else { &[("", sides[0].1)] };
-    let mut columns: Vec<_> = metric.labels.iter().map(|label| labelled(record, *label)).collect();
-    for &(side, values) in sides {
-        columns.extend(metric.shown.iter().map(|name| {
-            Column::new(format!("{side}{name}"), move |row| {
-                let value = values(row).and_then(|values| values.get(*name));
-                value.map_or_else(|| "-".into(), |value| number(*value))
-            })
-        }));
-    }
-    if is_comparison {
-        columns.extend(judged(record.scope.find(), |row: &Row| &row.judgement));
-    }
-    columns
-}
-
-fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
-    match label {
-        Label::Size => Column::new("size", |row: &Row| size_text(row.key.bytes)),
-        Label::Direction => Column::new("dir", |row: &Row| row.key.direction.to_string()),
-        Label::Wrong => Column::new("#wrong", |row: &Row| {
-            record.sides.iter().map(|side| side.wrong(row.key.bytes)).sum::<u64>().to_string()
-        }),
-        Label::Connections => Column::new("connections", |row: &Row| {
-            format!("{:.0}", row.a.get("connections").copied().unwrap_or(0.0))
-        }),
-        Label::AtOnce => Column::new("at once", |row: &Row| row.key.depth.to_string()),
-    }
-}
-
-/// The columns of a [`Judgement`], which `of` finds in a row; `find`: the difference that must not
-/// be missed.
-pub(super) fn judged<'r, T: 'r>(find: f64, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
-    let difference = move |judgement: &Judgement| {
-        let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(find);
-        match (judgement.is_likely(), too_noisy) {
-            (true, _) => "likely",
-            (_, true) => "too noisy",
-            _ => finding_word(judgement.finding),
-        }
-        .to_owned()
-    };
-    let found_from = |judgement: &Judgement| {
-        let least = judgement.least.filter(|_| judgement.finding != Some(Finding::Biased));
-        least.map_or_else(|| "-".into(), percent)
+/// The columns of a [`Judgement`], which `of` finds in a row.
+pub(super) fn judged<'r, T: 'r>(
+    of: impl Fn(&T) -> (String, Better, &Judgement) + Copy + 'r,
+) -> [Column<'r, T>; 3] {
+    let words = move |row: &T| {
+        let (name, better, judgement) = of(row);
+        Named::new((name, better), judgement).words()
     };
     [
-        Column::new("B/A [interval]", move |row| interval(of(row).ratio)),
-        Column::new("A/A [interval]", move |row| interval(of(row).noise)),
-        Column::new("difference", move |row| difference(of(row))),
-        Column::new("found from", move |row| found_from(of(row))),
+        Column::new("B/A [interval]", move |row| interval(of(row).2.ratio)),
+        Column::new("sets", move |row| of(row).2.sets.to_string()),
+        Column::new("B is", words),
     ]
-}
-
-/// The finding in a word or three.
-fn finding_word(finding: Option<Finding>) -> &'static str {
-    match finding {
-        Some(Finding::Better) => "better",
-        Some(Finding::Worse) => "worse",
-        Some(Finding::Unclear) => "none found",
-        Some(Finding::Biased) => "A is not A",
-        None => "too few runs",
-    }
 }
 
 fn interval(estimate: Option<Estimate>) -> String {
     estimate
-        .map_or_else(|| "-".into(), |e| format!("{:.2} [{:.2}, {:.2}]", e.median, e.low, e.high))
+        .map_or_else(|| "-".into(), |e| format!("{:.3} [{:.3}, {:.3}]", e.median, e.low, e.high))
 }
 
 impl Table {
-    /// Right-aligned columns for a terminal.
-    pub(crate) fn text(&self) -> String {
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells
-                .chain(self.columns.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
-        let line = |cells: &[String]| {
-            let cells = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
-            cells.collect::<Vec<_>>().join("  ")
-        };
-        let mut text = format!("{}\n  {}\n", self.title, line(&self.columns));
-        for row in &self.rows {
-            text.push_str(&format!("  {}\n", line(row)));
-        }
-        text
-    }
-
     /// A Markdown table.
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
@@ -216,19 +112,20 @@ impl Table {
     }
 }
 
-/// What stands before the results: the run is not whole, or was disturbed.
+/// What is to be read with the results.
 pub(crate) fn warnings(record: &Record) -> Vec<String> {
-    let partial = (!record.complete).then(|| {
-        format!(
-            "PARTIAL: interrupted after {} sessions; the repetitions that were complete count",
-            record.sessions.len()
-        )
-    });
     let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
     let busy = busy.map(|busy| {
-        format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise")
+        let all = record.machine.cpus;
+        format!("note: other work kept {busy:.1} of {all} CPUs busy when the run began")
     });
-    [partial, busy, different_variables(record)].into_iter().flatten().collect()
+    let same = if let [a, b] = &record.sides[..] {
+        let is_same = a.sha256 == b.sha256 && a.variables == b.variables;
+        is_same.then(|| "note: A and B are the same file".to_owned())
+    } else {
+        None
+    };
+    [same, different_variables(record), busy].into_iter().flatten().collect()
 }
 
 /// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
@@ -275,19 +172,6 @@ pub(crate) fn over_connections(scope: &Scope) -> String {
     }
 }
 
-/// How many repetitions there are sessions of.
-fn repetitions_run(record: &Record) -> usize {
-    record.sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0)
-}
-
-/// `1 repetition`, `6 repetitions`.
-pub(crate) fn repetitions(record: &Record) -> String {
-    match repetitions_run(record) {
-        1 => "1 repetition".into(),
-        count => format!("{count} repetitions"),
-    }
-}
-
 /// A fraction as a percentage: `4 %`, `0.4 %`, `250 %`.
 pub(crate) fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
@@ -317,11 +201,6 @@ mod tests {
             columns: vec!["size".into(), "A typ".into()],
             rows: vec![vec!["8".into(), "1.500".into()], vec!["4K".into(), "12.25".into()]],
         }
-    }
-
-    #[test]
-    fn text_is_aligned() {
-        assert_eq!(table().text(), "Latency, us\n  size  A typ\n     8  1.500\n    4K  12.25\n");
     }
 
     #[test]

@@ -3,12 +3,8 @@
 //!
 //! `nccl-net-ferrite ab` writes them. A run is a communicator, or a job of fresh processes. Runs
 //! come in blocks of four: A B B A, or B A A B. Each two neighbours of a block give one ratio of B
-//! to A. The noise is that of A's two runs of a block: the later over the earlier one, and in every
-//! other two blocks the earlier over the later one, so that a machine that gets slower all the time
-//! is no bias.
+//! to A, which is what a set is in [`crate::results::judgement`].
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -18,19 +14,21 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::measure::metric::Better;
 use crate::measure::sample::{self, size_text};
-use crate::report::chart::{self, COLUMN, HEADER, ROW};
-use crate::report::chart::{Curve, Point};
+use crate::report::chart::{self, Bar};
+use crate::report::page::Part;
 use crate::report::table::{self, Column, Table};
 use crate::report::table::{number, percent};
-use crate::report::verdict::{Conclusion, Judged, Words};
+use crate::report::verdict::{Conclusion, Judged, Named};
 use crate::report::write_files;
-use crate::results::judgement::{self, CHANCE, Judgement};
-use crate::results::rows::Group;
+use crate::results::judgement::{self, Judgement, NOTHING};
 
 /// The name and version of the form.
 const SCHEMA: &str = "ferrite-times/1";
 /// Runs of a block.
 const BLOCK: usize = 4;
+/// If all is alike, the chance that anything is said to differ, half of it for rows and half for
+/// groups. There are few runs, and more take hours: it is larger than that of `ferrite compare`.
+const CHANCE: f64 = 0.05;
 /// A loss below this part is told, and is no failure: two runs of one library differ by as much.
 const FAIL: f64 = 0.03;
 /// Times that a call may take, in microseconds, and bytes on a link for each byte of it: ratios of
@@ -64,6 +62,20 @@ pub(crate) struct Times {
     /// Rows that are judged together: of each collective, and all.
     #[serde(default, skip_deserializing)]
     groups: Vec<Group>,
+}
+
+/// Rows that are judged together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Group {
+    name: String,
+    #[serde(flatten)]
+    judgement: Judgement,
+}
+
+impl AsRef<Judgement> for Group {
+    fn as_ref(&self) -> &Judgement {
+        &self.judgement
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -163,8 +175,8 @@ impl Times {
     /// Judges it: `find` is the difference that must not be missed, as a fraction.
     pub(crate) fn judged(mut self, find: f64) -> JudgedTimes {
         let judge = |rows: &[&Row], family| {
-            let (ratios, noises) = self.ratios(rows);
-            judgement::judge(Better::Lower, &ratios, &noises, family)
+            let chance = CHANCE / 2.0 / f64::from(u32::try_from(family).unwrap_or(u32::MAX).max(1));
+            judgement::judge(Better::Lower, &self.logs(rows), chance, find)
         };
         let of_rows: Vec<Judgement> =
             self.rows.iter().map(|row| judge(&[row], self.rows.len())).collect();
@@ -174,15 +186,12 @@ impl Times {
             groups.push(("all".into(), self.rows.iter().collect()));
         }
         let family = groups.len();
-        let group = |(name, rows): (String, Vec<&Row>)| Group {
-            judgement: judge(&rows, family),
-            name,
-            rows: rows.len(),
-        };
+        let group =
+            |(name, rows): (String, Vec<&Row>)| Group { judgement: judge(&rows, family), name };
         let groups = groups.into_iter().map(group).collect();
         self.rows.iter_mut().zip(of_rows).for_each(|(row, judgement)| row.judgement = judgement);
         self.groups = groups;
-        JudgedTimes { times: self, find }
+        JudgedTimes { times: self }
     }
 
     /// The rows of each collective, in the order in which they were measured.
@@ -197,22 +206,13 @@ impl Times {
         all
     }
 
-    /// B/A of each two neighbours, and A/A of each block, of these rows together: geometric means.
-    fn ratios(&self, rows: &[&Row]) -> (Vec<f64>, Vec<f64>) {
-        let mean = |time: &dyn Fn(&Row) -> f64| {
-            rows.iter().map(|row| time(row).ln()).sum::<f64>() / rows.len() as f64
+    /// The logarithm of B over A of each two neighbours, of these rows together: means.
+    fn logs(&self, rows: &[&Row]) -> Vec<f64> {
+        let log = |run: usize| {
+            let sum: f64 = rows.iter().map(|row| (row.b_us[run] / row.a_us[run]).ln()).sum();
+            sum / rows.len() as f64
         };
-        // Two runs of each side make a block, in the order of that side.
-        let ratio = |run: usize| (mean(&|row| row.b_us[run]) - mean(&|row| row.a_us[run])).exp();
-        let noise = |block: usize| {
-            let later = mean(&|row| row.a_us[2 * block + 1]) - mean(&|row| row.a_us[2 * block]);
-            (if block % 4 < 2 { later } else { -later }).exp()
-        };
-        ((0..self.order.len() / 2).map(ratio).collect(), (0..self.blocks()).map(noise).collect())
-    }
-
-    fn blocks(&self) -> usize {
-        self.order.len() / BLOCK
+        (0..self.order.len() / 2).map(log).collect()
     }
 }
 
@@ -220,17 +220,16 @@ impl Times {
 #[derive(Debug)]
 pub(crate) struct JudgedTimes {
     times: Times,
-    find: f64,
 }
 
 impl JudgedTimes {
     fn all(&self) -> Judged<'_> {
+        let named = |name: String, judgement| Named::new((name, Better::Lower), judgement);
         let (rows, groups) = (&self.times.rows, &self.times.groups);
         Judged {
-            find: self.find,
             fail: FAIL,
-            groups: groups.iter().map(|group| (group.name.clone(), &group.judgement)).collect(),
-            rows: rows.iter().map(|row| (row.name(), &row.judgement)).collect(),
+            groups: groups.iter().map(|one| named(one.name.clone(), &one.judgement)).collect(),
+            rows: rows.iter().map(|one| named(one.name(), &one.judgement)).collect(),
         }
     }
 
@@ -238,69 +237,75 @@ impl JudgedTimes {
         self.all().conclusion()
     }
 
-    /// The verdict, then what is to be read with it.
+    /// The verdict, the statement of each group, then what is to be read with it.
     pub(crate) fn summary(&self) -> String {
-        let words = Words {
-            worse: "B is worse than A",
-            better: "B is better than A, worse nowhere",
-            alike: "B is as good as A",
-            too_few: &|| {
-                self.all().undecided(&self.runs(), "six blocks of four or more", "--blocks")
-            },
-            none: "no difference found",
-        };
-        let lines = std::iter::once(format!("{}: {}", self.times.title, self.all().line(&words)));
-        lines.chain(self.times.notes.iter().cloned()).collect::<Vec<_>>().join("\n")
+        let all = self.all();
+        let groups =
+            all.groups.iter().map(|group| format!("  {:<17}{}", group.name, group.words()));
+        let lines = std::iter::once(format!("{}: {}", self.times.title, all.line()));
+        let notes = self.times.notes.iter().cloned();
+        lines.chain(groups).chain(notes).collect::<Vec<_>>().join("\n")
     }
 
-    fn runs(&self) -> String {
-        format!("{} runs", self.times.order.len())
-    }
-
-    /// Writes report.md, report.svg and raw.json.
+    /// Writes the report and raw.json.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
-        let (mut picture, mut page) = (String::new(), String::new());
-        // Writing to a String does not fail.
-        self.draw(&mut picture).unwrap_or_default();
-        self.page(&mut page).unwrap_or_default();
-        write_files(folder, &self.times, [picture, page])
+        let page = self.page();
+        write_files(folder, &self.times, (&self.times.title, &page, self.picture()))
     }
 
-    fn page(&self, page: &mut String) -> std::fmt::Result {
+    fn page(&self) -> Vec<Part> {
         let times = &self.times;
-        writeln!(
-            page,
-            "# {}\n\n**{}.**\n",
-            times.title,
-            self.summary().replace('\n', ".**\n\n**")
-        )?;
-        writeln!(page, "- **A** = {}\n- **B** = {}\n", times.a, times.b)?;
-        writeln!(page, "![Bus bandwidth over size, with ratios](report.svg)\n")?;
-        for table in table::groups(self.find, &times.groups).into_iter().chain([self.table()]) {
-            writeln!(page, "{}", table.markdown())?;
-        }
-        writeln!(
-            page,
-            "## How to read it\n\n\
-             Each value is the median over {}, half of them of A and half of B, each {}, in the order `{}`. GB/s \
-             is bus bandwidth. B/A is the median of the ratios of neighbours, one of each side; A/A is the ratio of A's two runs of a block \
-             of four: what the machine does by itself. [..] are intervals of order statistics. \"better\" and \"worse\" are said \
-             if B/A differs from 1 and its median lies beyond the interval of A/A; the chance of saying it of any row although it is \
-             not so is {:.0} %, and the same of any group. \"none found\": a difference from the one in the last column on would have \
-             been found. \"too noisy\": that is more than {}. \"likely\": the row's own interval excludes 1; of so many rows, one may by \
-             chance. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. A loss of less than {} is told, and is \
-             no failure.\n\n## What ran\n",
-            self.runs(),
+        let mut parts = vec![
+            Part::Heading(1, times.title.clone()),
+            Part::Text(format!("**{}.**", self.all().line())),
+        ];
+        parts.extend(times.notes.iter().map(|note| Part::Text(format!("**{note}.**"))));
+        let sides = [("A", &times.a), ("B", &times.b)];
+        parts.push(Part::Items(
+            sides.iter().map(|(label, side)| format!("**{label}** = {side}")).collect(),
+        ));
+        parts.push(Part::Picture(self.picture(), "Ratios of B to A with their intervals".into()));
+        let groups = table::groups(&times.groups, |group| (group.name.clone(), Better::Lower));
+        parts.extend(groups.into_iter().chain([self.table()]).map(Part::Table));
+        parts.push(Part::Heading(2, "How to read it".into()));
+        parts.push(Part::Text(format!(
+            "Each value is the median over {} runs, half of them of A and half of B, each {}, in the order `{}`. GB/s is bus bandwidth. B/A is the \
+             Hodges-Lehmann estimate over the ratios of neighbours, one of each side, and [..] the interval of Wilcoxon's signed ranks. B \
+             is faster or slower where the interval lies beyond {} on one side of 1; the same within X where it reaches no further than \
+             X; else it is undecided. If A and B do not differ, anything is said to differ with a chance of {:.0} %. A loss of less than \
+             {} is told, and is no failure.",
+            times.order.len(),
             times.run,
             times.order,
+            percent(NOTHING),
             CHANCE * 100.0,
-            percent(self.find),
             percent(FAIL)
-        )?;
-        times.facts.iter().try_for_each(|fact| writeln!(page, "- {fact}"))
+        )));
+        parts.push(Part::Heading(2, "What ran".into()));
+        parts.push(Part::Items(times.facts.clone()));
+        parts
+    }
+
+    fn picture(&self) -> String {
+        let times = &self.times;
+        let head = [
+            times.title.clone(),
+            self.all().line(),
+            format!("A = {}", times.a),
+            format!("B = {}", times.b),
+        ];
+        let bar = |name: String, is_group, judgement| Bar {
+            words: Named::new((String::new(), Better::Lower), judgement).words(),
+            name,
+            is_group,
+            judgement,
+        };
+        let groups = times.groups.iter().map(|one| bar(one.name.clone(), true, &one.judgement));
+        let rows = times.rows.iter().map(|one| bar(one.name(), false, &one.judgement));
+        chart::draw(&head, &groups.chain(rows).collect::<Vec<_>>())
     }
 
     fn table(&self) -> Table {
@@ -312,67 +317,12 @@ impl JudgedTimes {
             Column::new("A GB/s", |row: &Row| number(row.bandwidth(median(&row.a_us)))),
             Column::new("B GB/s", |row: &Row| number(row.bandwidth(median(&row.b_us)))),
         ];
-        columns.extend(table::judged(self.find, |row: &Row| &row.judgement));
+        columns.extend(table::judged(|row: &Row| (row.name(), Better::Lower, &row.judgement)));
         Table::new(
             "Collectives: time of a call, and bus bandwidth",
             columns,
             self.times.rows.iter(),
         )
-    }
-
-    /// Two collectives beside each other, each with bandwidth and ratios.
-    fn draw(&self, out: &mut String) -> std::fmt::Result {
-        const BESIDE: usize = 2;
-        let collectives = self.times.collectives();
-        let width = COLUMN * collectives.len().min(BESIDE) as f64;
-        chart::open(width, HEADER + ROW * (2 * collectives.len().div_ceil(BESIDE)) as f64, out)?;
-        chart::entry(0, chart::A, &format!("A = {}", self.times.a), out)?;
-        chart::entry(1, chart::B, &format!("B = {}", self.times.b), out)?;
-        let coverage = self
-            .times
-            .rows
-            .iter()
-            .find_map(|row| row.judgement.ratio)
-            .map_or(0.0, |ratio| ratio.coverage);
-        chart::noise_entry(coverage, &self.runs(), out)?;
-        for (index, (name, rows)) in collectives.iter().enumerate() {
-            let (column, line) = (index % BESIDE, 2 * (index / BESIDE));
-            // A size is drawn once, however often it was measured.
-            let by_size: BTreeMap<u64, &Row> = rows.iter().map(|row| (row.size, *row)).collect();
-            let sizes: Vec<u64> = by_size.keys().copied().collect();
-            let curve = |color, us: fn(&Row) -> &Vec<f64>| Curve {
-                color,
-                dashed: false,
-                points: by_size
-                    .iter()
-                    .map(|(size, row)| Point {
-                        x: *size as f64,
-                        y: row.bandwidth(median(us(row))),
-                        band: None,
-                    })
-                    .collect(),
-            };
-            let curves = [curve(chart::A, |row| &row.a_us), curve(chart::B, |row| &row.b_us)];
-            let title = format!("{name}: bus bandwidth");
-            let panel = chart::panel(
-                &sizes,
-                column,
-                line,
-                &title,
-                "GB/s (10^9 B/s)",
-                chart::around(&curves),
-            );
-            panel.curves(&curves, out)?;
-            let points: Vec<(u64, &Judgement)> =
-                by_size.iter().map(|(size, row)| (*size, &row.judgement)).collect();
-            chart::ratios(
-                &points,
-                (column, line + 1),
-                &format!("{name}: time B/A (below 1: B is better)"),
-                out,
-            )?;
-        }
-        writeln!(out, "</svg>")
     }
 }
 
@@ -412,15 +362,10 @@ mod tests {
     #[test]
     fn recorded_times_are_told_apart_where_they_differ() {
         for (slower, blocks, expected, words) in [
-            (1.0, 7, Conclusion::Good, "B is as good as A; no difference found: all_reduce"),
-            (0.8, 7, Conclusion::Good, "B is better than A, worse nowhere; better: all_reduce 0.8"),
-            (1.2, 7, Conclusion::Worse, "B is worse than A; worse: all_reduce 1.2"),
-            (
-                2.0,
-                5,
-                Conclusion::TooFew,
-                "UNDECIDED: too few runs to tell a difference of 10 % (20 runs, it takes six",
-            ),
+            (1.0, 7, Conclusion::Good, "B is as good as A: the same within "),
+            (0.8, 7, Conclusion::Good, "B is BETTER than A, worse nowhere: all_reduce, send_recv"),
+            (1.2, 7, Conclusion::Worse, "B is WORSE than A: all_reduce, send_recv, all"),
+            (2.0, 2, Conclusion::Undecided, "UNDECIDED: all_reduce, send_recv, all; worse nowhere"),
         ] {
             let judged = judged(slower, blocks);
             assert_eq!(judged.conclusion(), expected, "{slower} {blocks}: {}", judged.summary());
@@ -440,7 +385,7 @@ mod tests {
         }
         let judged = read(&times).expect("times").judged(0.1);
         assert!(
-            judged.summary().contains("B is worse than A, nowhere by 3.0 % or more"),
+            judged.summary().contains("B is worse than A, nowhere by 3.0 % or more: all_reduce"),
             "{}",
             judged.summary()
         );
@@ -451,10 +396,11 @@ mod tests {
     fn neighbours_are_paired_and_a_row_has_its_bus_bandwidth() {
         let judged = judged(1.5, 7);
         let row = &judged.times.rows[0];
-        assert_eq!(row.judgement.finding, Some(Finding::Worse));
+        assert_eq!(row.judgement.finding, Finding::Worse);
         let ratio = row.judgement.ratio.expect("enough runs").median;
-        let mut pairs: Vec<f64> = row.a_us.iter().zip(&row.b_us).map(|(a, b)| b / a).collect();
-        assert!((ratio - sample::median(&mut pairs).expect("pairs")).abs() < 1e-9, "{ratio}");
+        let logs = row.a_us.iter().zip(&row.b_us).map(|(a, b)| (b / a).ln()).collect::<Vec<_>>();
+        let expected = sample::signed_ranks(&logs, 0.95).expect("pairs").median.exp();
+        assert!((ratio - expected).abs() < 1e-9, "{ratio}");
         assert_eq!(Row { bytes: 4000, bus: 1.5, ..row.clone() }.bandwidth(2.0), 3.0);
     }
 
@@ -491,13 +437,10 @@ mod tests {
         let mut claims = 0;
         for _ in 0..50 {
             let judged = drifting(&mut random, 1.0, 0.08);
-            let found = |judgement: &Judgement| {
-                matches!(judgement.finding, Some(Finding::Better | Finding::Worse))
-            };
+            let found =
+                |one: &Named<'_>| matches!(one.judgement.finding, Finding::Better | Finding::Worse);
             let all = judged.all();
-            claims += usize::from(
-                all.rows.iter().chain(&all.groups).any(|(_, judgement)| found(judgement)),
-            );
+            claims += usize::from(all.rows.iter().chain(&all.groups).any(found));
         }
         assert!(claims <= 5, "{claims} of 50");
         for _ in 0..10 {
@@ -519,21 +462,22 @@ mod tests {
         let again =
             Times::read(&folder.path().join("raw.json")).expect("its own raw.json").judged(0.1);
         assert_eq!(texts(&again), first);
-        let [_, picture, page] = first;
-        assert_eq!(
-            picture.matches("message size, bytes").count(),
-            4,
-            "two collectives, two panels each"
-        );
+        let [_, picture, page, html] = first;
+        assert_eq!(picture.matches("<circle").count(), 3 + judged(1.2, 7).times.rows.len());
         assert!(page.contains("| all_reduce | 8K |") && page.contains("\n- command: "), "{page}");
+        assert!(
+            html.contains(&picture) && html.contains("<td>all_reduce</td><td>8K</td>"),
+            "{html}"
+        );
     }
 
     #[test]
     fn the_report_says_what_a_run_is() {
         let mut times = recorded(1.0, 7);
         for words in ["each a job of fresh processes, in", "each a communicator, in"] {
-            let mut page = String::new();
-            read(&times).expect("times").judged(0.1).page(&mut page).expect("a page");
+            let folder = tempfile::tempdir().expect("a folder");
+            read(&times).expect("times").judged(0.1).write(folder.path()).expect("a report");
+            let page = std::fs::read_to_string(folder.path().join("report.md")).expect("a page");
             assert!(page.contains(words), "{page}");
             times["run"] = "a communicator".into();
         }

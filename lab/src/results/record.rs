@@ -9,17 +9,15 @@ use sha2::{Digest, Sha256};
 use crate::cost::CaseReport;
 use crate::error::{Error, Result};
 use crate::measure::plan::Scope;
-use crate::measure::sample::Sample;
 use crate::measure::verify::Check;
 use crate::nccl::library::{Identity, Source};
 use crate::nccl::release;
-use crate::results::judgement::Earlier;
-use crate::results::rows::{Group, Row};
+use crate::results::rows::{Group, Row, Set};
 use crate::transport::instance::Properties;
-use crate::verbs::{PortCounters, Verbs};
+use crate::verbs::Verbs;
 
 /// The name and version of the format.
-pub const SCHEMA: &str = "ferrite-run/2";
+pub const SCHEMA: &str = "ferrite-run/3";
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,8 +26,11 @@ pub struct Record {
     pub schema: String,
     /// Version of this tool, with the commit it was built from if that is known.
     pub tool: String,
-    /// Whether all sessions ran; false if the run was interrupted.
+    /// False if the run was interrupted, or ended early.
     pub complete: bool,
+    /// Why it ended early, unless it was interrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// The command line.
     pub command: Vec<String>,
     /// When it started; seconds since 1970.
@@ -49,33 +50,15 @@ pub struct Record {
     pub scope: Scope,
     /// A, and B unless only one side was measured.
     pub sides: Vec<Side>,
-    /// Every pair of processes that measured, in the order they ran.
-    pub sessions: Vec<Run>,
+    /// Every set of connections, in the order of measurement.
+    pub sets: Vec<Set>,
     /// One per key.
     pub rows: Vec<Row>,
     /// Rows that are judged together; none with one side.
     pub groups: Vec<Group>,
-    /// Against an earlier run, if one was named.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub earlier: Option<Earlier>,
     /// What messages cost, on the software device.
     #[serde(default)]
     pub costs: Vec<CaseReport>,
-}
-
-/// One pair of processes that measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// `A`, `B`, or `A2` for the second A of a repetition.
-    pub side: String,
-    /// From 0.
-    pub repetition: usize,
-    /// How long it ran; s.
-    pub seconds: f64,
-    /// The measurements.
-    pub samples: Vec<Sample>,
-    /// What the kernel's counters of the devices said, where there are any.
-    pub traffic: Vec<PortCounters>,
 }
 
 /// One of the two things compared.
@@ -164,10 +147,15 @@ impl Side {
         self.checks.iter().map(|check| check.messages).sum()
     }
 
-    /// Messages of this size that were wrong.
-    pub fn wrong(&self, bytes: u64) -> u64 {
-        let of_size = |check: &&Check| check.bytes == bytes && check.kind != "group";
-        self.checks.iter().filter(of_size).map(|check| check.wrong).sum()
+    /// Without sums: `NCCL 2.21.5 built in`, `Ferrite 0.1.0`.
+    pub fn short_title(&self) -> String {
+        let Identity { name, nccl_version, .. } = &self.identity;
+        if let (Source::Stock { .. }, Some(version)) = (&self.source, nccl_version) {
+            return format!("NCCL {} built in", release::version_text(*version));
+        }
+        let version = self.version.as_deref().unwrap_or_default();
+        let version = version.split('+').next().unwrap_or_default();
+        format!("{name} {version}").trim_end().to_owned()
     }
 }
 

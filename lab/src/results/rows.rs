@@ -1,16 +1,26 @@
-//! The sessions of a run as rows, one per key, and as groups of rows.
-
-use std::collections::BTreeMap;
+//! The sets of a run as rows, one per key, and as groups of rows.
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::metric::{GroupOfRows, Metric};
+use crate::measure::metric::Metric;
 use crate::measure::sample;
 use crate::measure::sample::Key;
-use crate::results::judgement::{Judgement, judge};
-use crate::results::record::Run;
+use crate::measure::turns::Turns;
+use crate::results::judgement::{self, CHANCE, Finding, Judgement};
+use crate::verbs::PortCounters;
 
-/// One key over all repetitions.
+/// A pair of processes with one set of connections of each side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Set {
+    /// How long it ran; s.
+    pub seconds: f64,
+    /// What was measured.
+    pub turns: Vec<Turns>,
+    /// What the kernel's counters of the devices said, where there are any.
+    pub traffic: Vec<PortCounters>,
+}
+
+/// One key over all sets.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What.
@@ -18,188 +28,125 @@ pub struct Row {
     pub key: Key,
     /// The unit of the values.
     pub unit: String,
-    /// The value that ratios are made of.
-    pub headline: String,
-    /// Medians of A's values over all of its sessions.
-    pub a: BTreeMap<String, f64>,
-    /// Medians of B's values.
-    pub b: Option<BTreeMap<String, f64>>,
+    /// The median of A's blocks.
+    pub a: Option<f64>,
+    /// The median of B's blocks.
+    pub b: Option<f64>,
     /// B against A.
     #[serde(flatten)]
     pub judgement: Judgement,
 }
 
-/// Rows that are judged together: the ratio of a repetition is the geometric mean of theirs.
+/// The rows of a metric, judged together: the ratio of a set is the geometric mean of theirs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// In words.
     pub name: String,
-    /// How many rows.
-    pub rows: usize,
+    /// What they are rows of.
+    pub metric: Metric,
     /// B against A.
     #[serde(flatten)]
     pub judgement: Judgement,
 }
 
-/// The ratios of a key in one repetition.
-#[derive(Debug, Clone, Copy)]
-struct Ratios {
-    /// B over the geometric mean of both A.
-    ratio: f64,
-    /// The second A over the first.
-    noise: f64,
+impl AsRef<Judgement> for Group {
+    fn as_ref(&self) -> &Judgement {
+        &self.judgement
+    }
 }
 
-/// One row per key, in the order of measurement; and the groups, if there are two sides.
-pub fn rows(sessions: &[Run]) -> (Vec<Row>, Vec<Group>) {
+/// What is the same within this part is known well enough to stop.
+const FINE: f64 = 0.02;
+
+/// Whether more sets would change nothing that is worth their time.
+pub fn is_known(group: &Group) -> bool {
+    match group.judgement.finding {
+        Finding::Better | Finding::Worse => true,
+        Finding::Same => group.judgement.within.is_some_and(|within| within <= FINE),
+        Finding::Undecided => false,
+    }
+}
+
+/// The rows, in the order of measurement, and the groups, if there are two sides. A difference of
+/// `find`, a fraction, must not be missed.
+pub fn judged(sets: &[Set], find: f64) -> (Vec<Row>, Vec<Group>) {
     let mut keys: Vec<Key> = Vec::new();
-    for sample in sessions.iter().flat_map(|run| &run.samples) {
-        if !keys.contains(&sample.key) {
-            keys.push(sample.key);
+    for turns in sets.iter().flat_map(|set| &set.turns) {
+        if !keys.contains(&turns.key) {
+            keys.push(turns.key);
         }
     }
-    let rows = keys.iter().filter_map(|key| row(*key, sessions, keys.len())).collect();
-    (rows, groups(&keys, sessions))
-}
-
-fn row(key: Key, sessions: &[Run], family: usize) -> Option<Row> {
-    Some(Row {
-        key,
-        unit: key.metric.info().unit.into(),
-        headline: key.metric.info().headline.into(),
-        a: medians(key, sessions, &["A", "A2"])?,
-        b: medians(key, sessions, &["B"]),
-        judgement: judgement(&[key], sessions, family),
-    })
-}
-
-fn groups(keys: &[Key], sessions: &[Run]) -> Vec<Group> {
-    let groups = grouped(keys);
-    let judged = groups.iter().map(|(name, keys)| Group {
-        name: (*name).into(),
-        rows: keys.len(),
-        judgement: judgement(keys, sessions, groups.len()),
-    });
-    judged.filter(|group| group.judgement.ratio.is_some()).collect()
-}
-
-/// The keys that are judged together, with a name.
-pub(super) fn grouped(keys: &[Key]) -> Vec<(&'static str, Vec<Key>)> {
-    let groups = Metric::ALL.iter().filter_map(|metric| {
-        let GroupOfRows { name, sizes: (least, greatest) } = metric.info().group?;
-        let is_member =
-            |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
-        let keys: Vec<Key> = keys.iter().filter(is_member).copied().collect();
-        (!keys.is_empty()).then_some((name, keys))
-    });
-    groups.collect()
-}
-
-/// What the repetitions say of these keys together, which are of one metric.
-fn judgement(keys: &[Key], sessions: &[Run], family: usize) -> Judgement {
-    let (ratios, noises) = ratios(keys, sessions);
-    if sessions.is_empty() {
-        Judgement::default()
-    } else {
-        judge(keys[0].metric.info().better, &ratios, &noises, family)
-    }
-}
-
-/// B/A and A/A of these keys together, of each repetition.
-pub(super) fn ratios(keys: &[Key], sessions: &[Run]) -> (Vec<f64>, Vec<f64>) {
-    let last = sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0);
-    let all = (0..last).filter_map(|repetition| together(keys, sessions, repetition));
-    all.map(|ratios| (ratios.ratio, ratios.noise)).unzip()
-}
-
-/// The geometric means of the ratios of all `keys` in one repetition, if all of its three sessions
-/// have run.
-fn together(keys: &[Key], sessions: &[Run], repetition: usize) -> Option<Ratios> {
-    let headline = |side: &str, key: &Key| {
-        let run = sessions.iter().find(|run| run.side == side && run.repetition == repetition)?;
-        run.samples.iter().find(|sample| sample.key == *key)?.headline()
-    };
-    let (mut ratio, mut noise) = (0.0, 0.0);
-    for key in keys {
-        let (a, b, again) =
-            (headline("A", key)?.ln(), headline("B", key)?.ln(), headline("A2", key)?.ln());
-        ratio += b - (a + again) / 2.0;
-        noise += again - a;
-    }
-    let mean = |sum: f64| (sum / keys.len() as f64).exp();
-    let ratios = Ratios { ratio: mean(ratio), noise: mean(noise) };
-    (ratios.ratio.is_normal() && ratios.noise.is_normal()).then_some(ratios)
-}
-
-fn medians(key: Key, sessions: &[Run], sides: &[&str]) -> Option<BTreeMap<String, f64>> {
-    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for run in sessions.iter().filter(|run| sides.contains(&run.side.as_str())) {
-        for sample in run.samples.iter().filter(|sample| sample.key == key) {
-            for (name, value) in &sample.values {
-                values.entry(name.clone()).or_default().push(*value);
-            }
-        }
-    }
-    let medians: BTreeMap<String, f64> = values
-        .into_iter()
-        .filter_map(|(name, mut values)| Some((name, sample::median(&mut values)?)))
+    let metrics: Vec<Metric> = Metric::ALL
+        .iter()
+        .copied()
+        .filter(|metric| keys.iter().any(|key| key.metric == *metric))
         .collect();
-    (!medians.is_empty()).then_some(medians)
+    let of_rows = CHANCE / 2.0 / keys.len().max(1) as f64;
+    let of_groups = CHANCE / 2.0 / metrics.len().max(1) as f64;
+    let judge = |keys: &[Key], chance: f64| {
+        let logs: Vec<f64> = sets.iter().filter_map(|set| together(keys, set)).collect();
+        judgement::judge(keys[0].metric.info().better, &logs, chance * part(&logs), find)
+    };
+    let row = |key: &Key| {
+        let of = |side| {
+            let turns = sets.iter().flat_map(|set| &set.turns).filter(|turns| turns.key == *key);
+            sample::median(&mut turns.flat_map(|turns| turns.of(side)).collect::<Vec<f64>>())
+        };
+        Row {
+            key: *key,
+            unit: key.metric.info().unit.into(),
+            a: of(b'A'),
+            b: of(b'B'),
+            judgement: judge(&[*key], of_rows),
+        }
+    };
+    let group = |metric: &Metric| {
+        let keys: Vec<Key> = keys.iter().copied().filter(|key| key.metric == *metric).collect();
+        let name = match metric {
+            Metric::SetupMany => keys[0].name(),
+            _ => metric.info().name.into(),
+        };
+        Group { name, metric: *metric, judgement: judge(&keys, of_groups) }
+    };
+    let groups = metrics.iter().map(group).filter(|group| group.judgement.ratio.is_some());
+    (keys.iter().map(row).collect(), groups.collect())
+}
+
+fn part(logs: &[f64]) -> f64 {
+    judgement::part_of_look(logs.len())
+}
+
+/// The mean of the logarithms of B over A of all `keys` in one set, if it has them all.
+fn together(keys: &[Key], set: &Set) -> Option<f64> {
+    let log = |key: &Key| set.turns.iter().find(|turns| turns.key == *key)?.log_ratio();
+    let logs: Option<Vec<f64>> = keys.iter().map(log).collect();
+    Some(logs?.iter().sum::<f64>() / keys.len() as f64)
+}
+
+/// Which part of all blocks was disturbed.
+pub fn disturbed(sets: &[Set]) -> f64 {
+    let blocks =
+        || sets.iter().flat_map(|set| &set.turns).flat_map(|turns: &Turns| &turns.disturbed);
+    blocks().filter(|disturbed| **disturbed).count() as f64 / blocks().count().max(1) as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::measure::plan::Direction;
-    use crate::measure::sample::Sample;
-    use crate::results::judgement::Finding;
 
     fn key(bytes: u64) -> Key {
         Key { metric: Metric::Bandwidth, bytes, direction: Direction::Forward, depth: 8 }
     }
 
-    fn run(side: &str, repetition: usize, values: &[(u64, f64)]) -> Run {
-        let samples = values
-            .iter()
-            .map(|(bytes, value)| Sample::new(key(*bytes), &[("typ", *value)]))
-            .collect();
-        Run { side: side.into(), repetition, seconds: 1.0, samples, traffic: Vec::new() }
-    }
-
-    #[test]
-    fn rows_pair_the_repetitions() {
-        let mut sessions = Vec::new();
-        for (side, repetition, value) in [
-            ("A", 0, 1.0),
-            ("B", 0, 2.0),
-            ("A2", 0, 1.0),
-            ("A2", 1, 9.0),
-            ("B", 1, 30.0),
-            ("A", 1, 16.0),
-        ] {
-            sessions.push(run(side, repetition, &[(8, value)]));
-        }
-        let (few, none) = rows(&sessions);
-        assert_eq!((few.len(), none.len()), (1, 0));
-        let ratio = few[0].judgement.ratio.expect("B ran");
-        assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.5).abs() < 1e-9, "{ratio:?}");
-        let noise = few[0].judgement.noise.expect("A ran twice");
-        assert!((noise.low - 0.5625).abs() < 1e-9 && (noise.high - 1.0).abs() < 1e-9, "{noise:?}");
-        assert_eq!(few[0].a["typ"], 5.0);
-        assert_eq!(few[0].judgement.finding, None, "two repetitions show nothing");
-        for repetition in 2..8 {
-            for (side, value) in [("A", 10.0), ("B", 20.0), ("A2", 10.0 + repetition as f64 / 10.0)]
-            {
-                sessions.push(run(side, repetition, &[(8, value)]));
-            }
-        }
-        sessions.push(run("B", 8, &[(8, 1e9)]));
-        let found = rows(&sessions).0[0].judgement;
-        assert_eq!(found.finding, Some(Finding::Better));
-        assert!(
-            found.ratio.is_some_and(|ratio| ratio.high < 3.0),
-            "a repetition without an A counts"
-        );
+    fn set(values: &[(u64, [f64; 2])]) -> Set {
+        let turns = values.iter().map(|(bytes, [a, b])| Turns {
+            key: key(*bytes),
+            order: "ABBA".into(),
+            values: vec![*a, *b, *b, *a],
+            disturbed: vec![false, false, false, true],
+        });
+        Set { seconds: 1.0, turns: turns.collect(), traffic: Vec::new() }
     }
 
     /// A group finds what its rows alone do not: what they have in common stands out of what they
@@ -207,30 +154,38 @@ mod tests {
     #[test]
     fn a_group_finds_a_small_difference_that_its_rows_share() {
         let sizes = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
-        let mut sessions = Vec::new();
-        for repetition in 0..12 {
-            let noise = |place: usize, salt: usize| {
-                let parts = [0.9, 1.12, 0.97, 1.02];
-                parts[(place + repetition + salt) % 4]
-            };
-            for (side, salt, factor) in [("A", 0, 1.0), ("B", 1, 1.05), ("A2", 2, 1.0)] {
-                let values: Vec<(u64, f64)> = sizes
-                    .iter()
-                    .enumerate()
-                    .map(|(place, bytes)| (*bytes, factor * noise(place, salt)))
-                    .collect();
-                sessions.push(run(side, repetition, &values));
-            }
-        }
-        let (rows, groups) = rows(&sessions);
-        assert!(
-            rows.iter().all(|row| row.judgement.finding == Some(Finding::Unclear)),
-            "{rows:#?}"
-        );
-        assert_eq!(
-            (groups.len(), groups[0].rows, groups[0].judgement.finding),
-            (1, 4, Some(Finding::Better))
-        );
-        assert!(groups[0].judgement.ratio.is_some_and(|ratio| (ratio.median - 1.05).abs() < 1e-6));
+        let luck = |place: usize| [0.9, 1.12, 0.97, 1.02][place % 4];
+        let sets: Vec<Set> = (0..20)
+            .map(|number| {
+                let row = |place: usize| (sizes[place], [1.0, 1.05 * luck(place + number)]);
+                set(&[row(0), row(1), row(2), row(3)])
+            })
+            .collect();
+        let (rows, groups) = judged(&sets, 0.05);
+        assert!(rows.iter().all(|row| row.judgement.finding == Finding::Undecided), "{rows:#?}");
+        assert_eq!((rows[0].a, rows[0].unit.as_str()), (Some(1.0), "GB/s"));
+        assert_eq!(groups.len(), 1);
+        assert_eq!(groups[0].judgement.finding, Finding::Better, "{groups:?}");
+        let middle = groups[0].judgement.ratio.expect("sets").median;
+        assert!((middle - 1.05).abs() < 0.01, "{middle}");
+        assert!(is_known(&groups[0]));
+        assert_eq!(disturbed(&sets), 0.25);
+    }
+
+    #[test]
+    fn a_set_without_a_row_of_the_group_does_not_count() {
+        let sets = [set(&[(8, [1.0, 2.0]), (64, [1.0, 2.0])]), set(&[(8, [1.0, 2.0])])];
+        let (rows, groups) = judged(&sets, 0.05);
+        assert_eq!((rows[0].judgement.sets, groups[0].judgement.sets), (2, 1));
+        assert_eq!(groups[0].judgement.finding, Finding::Undecided);
+        let one_sided: Vec<Set> = sets
+            .iter()
+            .cloned()
+            .map(|mut set| {
+                set.turns.iter_mut().for_each(|turns| turns.order = "AAAA".into());
+                set
+            })
+            .collect();
+        assert_eq!(judged(&one_sided, 0.05).0[0].b, None);
     }
 }

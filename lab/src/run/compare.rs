@@ -1,28 +1,29 @@
-//! A against B: verified first, then measured in turn, each time in fresh processes.
+//! A against B: verified first, each in processes of its own; then measured in sets until it is
+//! known which is better, or the time is over.
 //!
-//! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the
-//! same pages in all sessions ([`crate::pair::worker_ctx`]). A repetition is a session of A, one of
-//! B and one of A again, in an order that changes: over six repetitions each has each place twice,
-//! and each comes right after each of the others three times. So what a place or a predecessor
-//! does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine
-//! alone does to such a ratio.
+//! A set is a fresh pair of processes, in which both sides are loaded and connected, and take turns
+//! over the same devices and the same pages ([`crate::measure::turns`],
+//! [`crate::pair::worker_ctx`]). So where code, heaps and queues happen to lie is thrown anew in
+//! each set, as the order of the sides is. [`crate::results::judgement`] says what follows.
 
 use std::fmt;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net::inspect::version;
 
 use crate::cost::{Case, CaseReport, CostRequest};
 use crate::error::{Error, Result};
-use crate::measure::plan::{Job, LARGEST, Scope, Task};
+use crate::measure::plan::{Beside, Job, LARGEST, Scope, Task, word};
 use crate::measure::sample::Key;
 use crate::nccl::library::Source;
 use crate::nccl::{library, release};
 use crate::pair::worker_ctx::Pages;
-use crate::results::earlier::{EarlierRun, ThisRun};
-use crate::results::record::{Machine, Record, Run, SCHEMA, Side};
-use crate::results::{record, rows};
-use crate::run::other_host::OtherHost;
+use crate::report::verdict;
+use crate::results::judgement;
+use crate::results::record;
+use crate::results::record::{Machine, Record, SCHEMA, Side};
+use crate::results::rows::{self, Group, Set};
 use crate::run::session::{Progress, Runner, Session};
 use crate::system::output;
 use crate::verbs::{Verbs, control_of};
@@ -32,100 +33,67 @@ use crate::verbs::{Verbs, control_of};
 pub(crate) struct CompareRequest {
     /// A, and B for a comparison.
     pub(crate) sources: Vec<Source>,
-    /// Variables of A's processes alone, and of B's, with their values.
+    /// Variables of A alone, and of B, with their values.
     pub(crate) variables: [Vec<(String, String)>; 2],
     /// The libibverbs.
     pub(crate) verbs: Verbs,
     /// Device index of each rank.
     pub(crate) devices: [Option<usize>; 2],
-    /// How thorough.
+    /// What, and how long.
     pub(crate) scope: Scope,
-    /// A run to compare this one with.
-    pub(crate) earlier: Option<EarlierRun>,
     /// The command line, for the record.
     pub(crate) command: Vec<String>,
 }
 
-/// The orders of six repetitions, the last followed by the first again.
-const ORDERS: [[&str; 3]; 6] = [
-    ["A", "B", "A2"],
-    ["A", "A2", "B"],
-    ["A2", "B", "A"],
-    ["B", "A", "A2"],
-    ["B", "A2", "A"],
-    ["A2", "A", "B"],
-];
+/// The last set may take so much longer than the time that was given.
+const GRACE: Duration = Duration::from_secs(8);
 
-/// The order of the sessions: repetition and side (`A`, `B`, `A2`), for one or two sources.
-pub(crate) fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
-    let round = |repetition: usize| {
-        if sources < 2 { &["A"][..] } else { &ORDERS[repetition % ORDERS.len()][..] }
-    };
-    (0..repetitions)
-        .flat_map(|repetition| round(repetition).iter().map(move |side| (repetition, *side)))
-        .collect()
-}
-
-/// A verification reports some steps of its own, so it counts as several.
-const STEPS_OF_A_CHECK: usize = 12;
-
-/// Runs it all. An interrupt after the first repetition ends it with what there is: see
-/// [`Record::complete`].
+/// Runs it all. What ends it after the first set leaves a record of what there is; the error says
+/// why, unless it is an interrupt ([`Record::complete`]).
 ///
 /// # Errors
-/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data;
-/// [`Error::Interrupted`].
-pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
+/// Whatever makes the run invalid before a set is complete: a worker's failure, a refused identity,
+/// wrong data; [`Error::Interrupted`].
+pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<(Record, Option<Error>)> {
     let start = Instant::now();
+    let end = start + Duration::from_secs(request.scope.seconds);
+    let runner = &Runner { until: Some(end + GRACE), ..runner.clone() };
     let machine = Machine::here();
     request.verbs.clean_stale();
     let started_unix =
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let order = order(request.sources.len(), request.scope.repetitions);
-    let steps =
-        request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
-    let mut progress = Progress::new(steps as u64);
+    let mut progress = Progress::new(request.scope.seconds);
     let other = runner.other.as_deref();
     let outcome = verify(request, runner, &mut progress).and_then(|sides| {
-        let this = ThisRun {
-            scope: &request.scope,
-            verbs: &request.verbs,
-            machine: &machine,
-            other_machine: other.map(OtherHost::machine),
-            sides: &sides,
-        };
-        let differences =
-            request.earlier.as_ref().map(|earlier| earlier.differences(&this)).transpose()?;
-        let sessions = measure(request, runner, &sides, &order, &mut progress)?;
-        Ok((sides, sessions, differences.unwrap_or_default()))
+        // An interrupt, which ends this, has its words from what follows.
+        let is_usual = other.is_none()
+            && request.scope.streams == 1
+            && request.variables.iter().all(Vec::is_empty);
+        let costs =
+            if is_usual { count(&request.sources, &request.verbs, runner)? } else { Vec::new() };
+        let measured = measure(request, runner, (&sides, end), &mut progress)?;
+        Ok((sides, costs, measured))
     });
     progress.finish();
-    let (sides, sessions, differences) = outcome?;
-    sides.iter().try_for_each(require_same_file)?;
-    other.map_or(Ok(()), |other| other.end(output::received()))?;
-    // An interrupt, which has ended the measurements, ends this too.
-    let is_usual = other.is_none()
-        && request.scope.streams == 1
-        && request.variables.iter().all(Vec::is_empty);
-    let costs =
-        if is_usual { count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
-    let costs = costs.unwrap_or_default();
+    let (sides, costs, (sets, problem)) = outcome?;
+    let is_interrupted = output::received() || matches!(problem, Some(Error::Interrupted));
+    if problem.is_none() || is_interrupted {
+        sides.iter().try_for_each(require_same_file)?;
+        other.map_or(Ok(()), |other| other.end(is_interrupted))?;
+    }
     let settings = if other.is_some() {
         request.verbs.settings_between_hosts()
     } else {
         request.verbs.settings()
     };
-    let (rows, groups) = rows::rows(&sessions);
-    let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
-    let earlier = request
-        .earlier
-        .as_ref()
-        .map(|earlier| earlier.changes(&sessions, &keys, differences))
-        .transpose()?;
-    Ok(Record {
+    let (rows, groups) = rows::judged(&sets, request.scope.find());
+    let is_one_sided = sides.len() < 2;
+    let problem = problem.filter(|_| !is_interrupted);
+    let record = Record {
         schema: SCHEMA.into(),
         tool: version::text().to_owned(),
-        complete: sessions.len() == order.len(),
+        complete: problem.is_none() && !is_interrupted,
+        problem: problem.as_ref().map(ToString::to_string),
         command: request.command.clone(),
         started_unix,
         seconds: start.elapsed().as_secs_f64(),
@@ -138,89 +106,140 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
             .collect(),
         scope: request.scope.clone(),
         rows,
-        groups,
+        groups: if is_one_sided { Vec::new() } else { groups },
         sides,
-        sessions,
-        earlier,
+        sets,
         costs,
-    })
+    };
+    Ok((record, problem))
 }
 
 /// Verifies each side in a pair of its own, in fresh memory.
 fn verify(request: &CompareRequest, runner: &Runner, progress: &mut Progress) -> Result<Vec<Side>> {
     let mut sides = Vec::new();
     for (number, label) in (0..request.sources.len()).zip(["A", "B"]) {
-        progress.phase(format!("verifying {label}"));
-        let session = one(request, runner, number, &request.scope.verifying(), progress)?;
-        let side = Side::new(label, &request.sources[number], &session.loaded, session.checks)?;
-        let side = Side { variables: request.variables[number].iter().cloned().collect(), ..side };
-        require_right_data(&side)?;
-        sides.push(side);
-        progress.reach((sides.len() * STEPS_OF_A_CHECK) as u64);
+        let verified = (|| {
+            let tasks = request.scope.verifying();
+            let job = job(request, runner, number, tasks);
+            let session = runner
+                .run(&job, &mut |what| progress.tell(&format!("every byte of {label}: {what}")))?;
+            let side =
+                Side::new(label, &request.sources[number], &session.loaded[0], session.checks)?;
+            let variables = request.variables[number].iter().cloned().collect();
+            let side = Side { variables, ..side };
+            require_right_data(&side).map(|()| side)
+        })();
+        let of_side = |problem| of_side(&request.sources, number, problem, None);
+        sides.push(verified.map_err(of_side)?);
     }
     require_same_device(&sides)?;
     Ok(sides)
 }
 
-/// Runs the sessions in order, all in the same memory. After an interrupt, those that have run, if
-/// a repetition is complete.
+/// Says which side it was. An interrupt is of none.
+fn of_side(sources: &[Source], side: usize, problem: Error, so_far: Option<String>) -> Error {
+    match (problem, sources.get(side)) {
+        (problem @ (Error::Interrupted | Error::Side { .. }), _) | (problem, None) => problem,
+        (problem, Some(source)) => {
+            let side = format!("{} = {}", ["A", "B"][side % 2], source.file().display());
+            Error::Side { side, problem: Box::new(problem), so_far }
+        }
+    }
+}
+
+/// Runs sets until all is known or the time is over. What has ended it early, where there is one
+/// set or more.
 fn measure(
     request: &CompareRequest,
     runner: &Runner,
-    sides: &[Side],
-    order: &[(usize, &str)],
+    (sides, end): (&[Side], Instant),
     progress: &mut Progress,
-) -> Result<Vec<Run>> {
-    let runner = Runner { pages: Some(Pages::of_both_ranks()?), ..runner.clone() };
-    let mut sessions = Vec::new();
-    for (repetition, label) in order {
-        let number = usize::from(*label == "B");
-        let side = &sides[number];
-        let measuring = request.scope.measuring(*repetition);
-        progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
-        let session = match one(request, &runner, number, &measuring, progress) {
-            Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
-            // The other host has heard the interrupt first, and its end has been seen before the
-            // interrupt here.
-            Err(Error::Worker { wrong: false, .. })
-                if *repetition > 0 && runner.other.is_some() && output::received() =>
-            {
-                return Ok(sessions);
+) -> Result<(Vec<Set>, Option<Error>)> {
+    let pages = Pages::of_both_ranks()?;
+    let runner = &Runner { pages: Some(pages.clone()), ..runner.clone() };
+    let chance = RandomState::new().hash_one(0);
+    let mut sets: Vec<Set> = Vec::new();
+    let mut open = request.scope.rows();
+    let mut so_far = String::from("connecting both sides");
+    let mut longest = Duration::ZERO;
+    while !open.is_empty() && (sets.is_empty() || Instant::now() + longest < end) {
+        let begin = Instant::now();
+        let seed = word(chance, sets.len() as u64);
+        let set = one(request, runner, (sides, &open), seed, &mut |_| progress.tell(&so_far));
+        match set {
+            Ok(set) => sets.push(set),
+            // The time is over, or the user does not want to wait. Another host may have heard of
+            // that first, and its end been seen before.
+            Err(Error::Late { .. }) if !sets.is_empty() => break,
+            Err(_) if !sets.is_empty() && output::received() => {
+                return Ok((sets, Some(Error::Interrupted)));
             }
-            session => session?,
-        };
-        require_same_side(side, &session)?;
-        sessions.push(Run {
-            side: (*label).into(),
-            repetition: *repetition,
-            seconds: session.seconds,
-            samples: session.samples,
-            traffic: session.traffic,
-        });
-        progress.reach((sides.len() * STEPS_OF_A_CHECK + sessions.len() * measuring.len()) as u64);
+            Err(problem) => {
+                let rank = if let Error::Worker { rank, .. } = problem { rank } else { 0 };
+                let side = match pages[rank.min(1)].side_shown() {
+                    Some('A') => 0,
+                    Some('B') => 1,
+                    _ => return Err(problem),
+                };
+                let measured = match sets.len() {
+                    0 => "nothing was measured until then".into(),
+                    count => format!("measured until then: {count} sets"),
+                };
+                let problem = of_side(&request.sources, side, problem, Some(measured));
+                return if sets.is_empty() { Err(problem) } else { Ok((sets, Some(problem))) };
+            }
+        }
+        longest = begin.elapsed();
+        let count = sets.len();
+        if sides.len() > 1 && (judgement::is_look(count) || count.is_power_of_two()) {
+            let (_, groups) = rows::judged(&sets, request.scope.find());
+            so_far = format!("set {count}: {}", verdict::in_short(&groups));
+            open.retain(|key| !is_known_now(&groups, *key, count));
+        } else if sides.len() < 2 {
+            so_far = format!("set {count}");
+        }
     }
-    Ok(sessions)
+    Ok((sets, None))
 }
 
+/// Whether this look, after `sets` sets, knows enough of the key's group.
+fn is_known_now(groups: &[Group], key: Key, sets: usize) -> bool {
+    let group = groups.iter().find(|group| group.metric == key.metric);
+    judgement::is_look(sets) && group.is_some_and(rows::is_known)
+}
+
+/// One set: a pair of processes.
 fn one(
     request: &CompareRequest,
     runner: &Runner,
-    side: usize,
-    tasks: &[Task],
-    progress: &mut Progress,
-) -> Result<Session> {
-    let job = Job {
+    (sides, rows): (&[Side], &[Key]),
+    seed: u64,
+    begin: &mut dyn FnMut(&str),
+) -> Result<Set> {
+    let task = Task::Turns { rows: rows.to_vec(), seed };
+    let beside = request.sources.get(1).map(|source| Beside {
+        source: source.clone(),
+        variables: request.variables[1].clone(),
+        is_first: word(seed, 0) >> 63 == 1,
+    });
+    let job = Job { beside, ..job(request, runner, 0, vec![task]) };
+    let session = runner.run(&job, begin)?;
+    require_same_sides(sides, &session)?;
+    Ok(Set { seconds: session.seconds, turns: session.turns, traffic: session.traffic })
+}
+
+fn job(request: &CompareRequest, runner: &Runner, side: usize, tasks: Vec<Task>) -> Job {
+    Job {
         source: request.sources[side].clone(),
         peer: None,
+        beside: None,
         verbs: request.verbs.clone(),
         devices: devices(request, runner),
         fused: false,
-        slice_ms: request.scope.slice_ms,
         variables: request.variables[side].clone(),
         streams: request.scope.streams,
-        tasks: tasks.to_vec(),
-    };
-    runner.run(&job, &mut |what| progress.step(what))
+        tasks,
+    }
 }
 
 /// Rank 1 has the second device of its host, where there is one, so that it is not rank 0's; on
@@ -250,16 +269,6 @@ fn require_right_data(side: &Side) -> Result<()> {
 /// A and B have to use the same ports, or they are not compared.
 fn require_same_device(sides: &[Side]) -> Result<()> {
     let [a, b] = sides else { return Ok(()) };
-    let told_apart_by = |side: &Side| {
-        (side.identity.file.clone(), side.identity.symbol.clone(), side.variables.clone())
-    };
-    if told_apart_by(a) == told_apart_by(b) {
-        return Err(Error::Refused(format!(
-            "A and B are the same: {} of {}",
-            a.identity.symbol,
-            a.identity.file.display()
-        )));
-    }
     if !a.verbs.is_empty() && !b.verbs.is_empty() && a.verbs != b.verbs {
         return Err(Error::Refused(format!("A uses {:?} and B uses {:?}", a.verbs, b.verbs)));
     }
@@ -293,15 +302,23 @@ fn require_same_file(side: &Side) -> Result<()> {
 }
 
 /// What was verified is what is measured.
-fn require_same_side(side: &Side, session: &Session) -> Result<()> {
-    let loaded = &session.loaded[0];
-    if loaded.identity == side.identity && loaded.verbs == side.verbs {
-        return Ok(());
+fn require_same_sides(sides: &[Side], session: &Session) -> Result<()> {
+    for (side, [loaded, _]) in sides.iter().zip(&session.loaded) {
+        let device = &loaded.devices[loaded.device];
+        if loaded.identity != side.identity || loaded.verbs != side.verbs {
+            return Err(Error::Refused(format!(
+                "{} was {:?} when it was verified and is {:?} now",
+                side.label, side.identity, loaded.identity
+            )));
+        }
+        if *device != side.devices[0] {
+            return Err(Error::Refused(format!(
+                "{} used {:?} when it was verified and uses {device:?} now",
+                side.label, side.devices[0]
+            )));
+        }
     }
-    Err(Error::Refused(format!(
-        "{} was {:?} when it was verified and is {:?} now",
-        side.label, side.identity, loaded.identity
-    )))
+    Ok(())
 }
 
 /// Sizes and messages in flight, over as many queue pairs as the environment says.
@@ -441,46 +458,14 @@ impl VerifyRequest {
         let job = Job {
             source: self.source.clone(),
             peer: self.peer.clone(),
+            beside: None,
             verbs: self.verbs.clone(),
             devices: self.devices,
             fused: over == Topology::Fused,
-            slice_ms: 0,
             variables: Vec::new(),
             streams: 1,
             tasks: vec![task],
         };
         runner.run(&job, begin)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_side_has_each_place_and_each_predecessor_equally_often() {
-        let order = order(2, 24);
-        assert_eq!(order.len(), 72);
-        let count =
-            |wanted: &dyn Fn(usize) -> bool| (0..order.len()).filter(|at| wanted(*at)).count();
-        for side in ["A", "B", "A2"] {
-            for place in 0..3 {
-                assert_eq!(
-                    count(&|at| order[at].1 == side && at % 3 == place),
-                    8,
-                    "{side} in place {place}"
-                );
-            }
-            for before in ["A", "B", "A2"] {
-                // The first session comes after none; the table is closed when it is taken to
-                // follow the last.
-                let follows = count(&|at| order[at].1 == side && order[(at + 71) % 72].1 == before);
-                assert_eq!(follows, if side == before { 0 } else { 12 }, "{side} after {before}");
-            }
-        }
-        for (at, (repetition, _)) in order.iter().enumerate() {
-            assert_eq!(*repetition, at / 3);
-        }
-        assert_eq!(super::order(1, 2), [(0, "A"), (1, "A")]);
     }
 }

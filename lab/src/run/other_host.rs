@@ -97,14 +97,15 @@ impl OtherHost {
     /// [`Error::Unreadable`] with what went wrong there; [`Error::Interrupted`].
     pub(crate) fn start(
         &self,
-        source: &Source,
+        job: &Job,
         variables: &[(String, String)],
         silence: Duration,
         has_pages: bool,
     ) -> Result<SocketsToHost> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let side = self.sources.iter().position(|known| known == source);
-        let side = side.ok_or(Error::Misuse("a side that the other host does not know"))?;
+        let side = |source| self.sources.iter().position(|known| known == source);
+        let side =
+            side(&job.source).ok_or(Error::Misuse("a side that the other host does not know"))?;
         let fabric = new_fabric_name();
         let silence_ms = silence.as_millis() as u64;
         let start = Start {
@@ -325,7 +326,7 @@ impl Session<'_> {
             Err(problem) => self.reply(&Reply::Failed(problem.to_string())),
             Ok((process, control, source)) => {
                 self.reply(&Reply::Started)?;
-                process.pass_on(control, |job| adapted(job, source, &part.verbs))
+                process.pass_on(control, |job| adapted(job, source, part))
             }
         }
     }
@@ -339,13 +340,7 @@ impl Session<'_> {
             .sources
             .get(start.side)
             .ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
-        if let Some((name, _)) = start.variables.iter().find(|(name, _)| !may_set(name)) {
-            return Err(Error::Refused(format!(
-                "{name} is not set by another host; what begins with {} is, unless it ends in {}",
-                MAY_SET.join(", "),
-                MAY_NOT_SET.join(", ")
-            )));
-        }
+        require_settable(&start.variables)?;
         if start.has_pages && self.pages.is_none() {
             self.pages = Some(Pages::of_both_ranks()?);
         }
@@ -391,10 +386,27 @@ fn may_set(name: &str) -> bool {
         && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
 }
 
-/// The server's job with what this host has.
-fn adapted(job: Value, source: &Source, verbs: &Verbs) -> Result<Value> {
-    let job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
-    let job = Job { source: source.clone(), peer: None, verbs: verbs.clone(), ..job };
+/// Refuses variables that the other host may not set.
+fn require_settable(variables: &[(String, String)]) -> Result<()> {
+    match variables.iter().find(|(name, _)| !may_set(name)) {
+        None => Ok(()),
+        Some((name, _)) => Err(Error::Refused(format!(
+            "{name} is not set by another host; what begins with {} is, unless it ends in {}",
+            MAY_SET.join(", "),
+            MAY_NOT_SET.join(", ")
+        ))),
+    }
+}
+
+/// The server's job with what this host has. B is the last of its sides.
+fn adapted(job: Value, source: &Source, part: &HostPart) -> Result<Value> {
+    let mut job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
+    require_settable(&job.variables)?;
+    if let (Some(beside), Some(b)) = (&mut job.beside, part.sources.last()) {
+        require_settable(&beside.variables)?;
+        beside.source = b.clone();
+    }
+    let job = Job { source: source.clone(), peer: None, verbs: part.verbs.clone(), ..job };
     serde_json::to_value(job).map_err(|e| json_error(&e))
 }
 

@@ -9,13 +9,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::measure::plan::{DEPTH, Job, LARGEST, Task};
-use crate::measure::sample::{Key, Sample};
+use crate::measure::plan::{Job, LARGEST, Task};
 use crate::measure::stream::Bench;
+use crate::measure::turns::{Side, Turns};
 use crate::measure::verify::{Check, Stream};
-use crate::measure::{stream, verify};
+use crate::measure::{turns, verify};
 use crate::nccl::debug_log;
-use crate::nccl::library::{Identity, Library};
+use crate::nccl::library::{Identity, Library, Source};
 use crate::pair::parent::{Pair, STAND_IN, WorkerMessage, json_error};
 use crate::pair::setting::Setting;
 use crate::pair::worker_ctx::{Pages, WorkerCtx};
@@ -40,15 +40,17 @@ pub(crate) struct Runner {
     pub(crate) pages: Option<[Pages; 2]>,
     /// Where rank 1 runs, if not on this host.
     pub(crate) other: Option<Arc<OtherHost>>,
+    /// When all has to be over.
+    pub(crate) until: Option<Instant>,
 }
 
 /// What a pair reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Session {
-    /// What each rank loaded.
-    pub(crate) loaded: [LoadedTransport; 2],
+    /// What each rank loaded, of each side.
+    pub(crate) loaded: Vec<[LoadedTransport; 2]>,
     /// The measurements.
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) turns: Vec<Turns>,
     /// The checks of both ranks.
     pub(crate) checks: Vec<Check>,
     /// What each rank's device counted, where it does.
@@ -64,7 +66,7 @@ impl Runner {
     /// [`Error::Io`] if the system does not say where this program is.
     pub(crate) fn of_this_program(silence: Duration, pin: bool) -> Result<Self> {
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
-        Ok(Self { program, silence, pin, pages: None, other: None })
+        Ok(Self { program, silence, pin, pages: None, other: None, until: None })
     }
 
     /// Runs the job in a fresh pair of processes. `begin` hears what rank 0 is about to do.
@@ -83,28 +85,33 @@ impl Runner {
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
+        // Where there are two sides in one process, each gets its own at its own calls.
+        let variables: &[(String, String)] =
+            if job.beside.is_none() { &job.variables } else { &[] };
         let setting =
-            job.variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+            variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
         let worker = [OsString::from(WORKER)];
         let mut pair = match &self.other {
             None => Pair::spawn(&self.program, &worker, &setting)?,
             Some(other) => {
-                let sockets =
-                    other.start(&job.source, &job.variables, self.silence, self.pages.is_some())?;
+                let sockets = other.start(job, variables, self.silence, self.pages.is_some())?;
                 let stand_in = [OsString::from(STAND_IN)];
                 Pair::spawn_with_other_host(&self.program, [&worker, &stand_in], &setting, sockets)?
             }
         };
+        pair.until = self.until;
         pair.send(job)?;
-        let mut loaded = [None, None];
-        let (mut samples, mut checks, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
+        let mut loaded = [[None, None], [None, None]];
+        let (mut turns, mut checks, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((rank, message)) = pair.next_message()? {
             match message {
                 WorkerMessage::Begin { what } if rank == 0 => begin(&what),
                 WorkerMessage::Value { value } => {
                     match serde_json::from_value(value).map_err(|e| json_error(&e))? {
-                        Report::Loaded(report) => loaded[rank] = Some(*report),
-                        Report::Sample(sample) => samples.push(sample),
+                        Report::Loaded { side, loaded: report } => {
+                            loaded[side.min(1)][rank] = Some(*report);
+                        }
+                        Report::Turns { turns: more } => turns.extend(more),
                         Report::Checks { checks: more } => checks.extend(more),
                         Report::PortCounters(report) => traffic.push(report),
                     }
@@ -112,6 +119,28 @@ impl Runner {
                 _ => {}
             }
         }
+        let sides = loaded.into_iter().take(1 + usize::from(job.beside.is_some()));
+        let loaded = sides.map(|loaded| self.alike(loaded, job.peer.is_some()));
+        let loaded = loaded.collect::<Result<Vec<_>>>()?;
+        // A card that talks to itself need not count it.
+        let card = |loaded: &LoadedTransport| loaded.devices[loaded.device].guid;
+        let is_one_card = loaded.iter().all(|[zero, one]| card(zero) == card(one));
+        let still = traffic.iter().find(|report: &&PortCounters| !report.moved());
+        if let Some(still) = still.filter(|_| self.other.is_some() || !is_one_card) {
+            return Err(Error::Refused(format!(
+                "the counters of {} stood still: the data went another way",
+                still.device
+            )));
+        }
+        Ok(Session { loaded, turns, checks, traffic, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// What both ranks loaded of one side, which has to be the same.
+    fn alike(
+        &self,
+        loaded: [Option<LoadedTransport>; 2],
+        has_peer: bool,
+    ) -> Result<[LoadedTransport; 2]> {
         let [Some(zero), Some(one)] = loaded else {
             return Err(Error::Unreadable("a worker ended without saying what it loaded".into()));
         };
@@ -119,28 +148,13 @@ impl Runner {
         let place = if self.other.is_some() { &zero.identity.file } else { &one.identity.file };
         let identity = Identity { file: place.clone(), ..one.identity.clone() };
         let is_same_verbs = zero.verbs == one.verbs || self.other.is_some();
-        if (zero.identity != identity && job.peer.is_none()) || !is_same_verbs {
+        if (zero.identity != identity && !has_peer) || !is_same_verbs {
             return Err(Error::Refused(format!(
                 "rank 0 loaded {:?} and rank 1 {:?}",
                 zero.identity, one.identity
             )));
         }
-        // A card that talks to itself need not count it.
-        let card = |loaded: &LoadedTransport| loaded.devices[loaded.device].guid;
-        let still = traffic.iter().find(|report: &&PortCounters| !report.moved());
-        if let Some(still) = still.filter(|_| self.other.is_some() || card(&zero) != card(&one)) {
-            return Err(Error::Refused(format!(
-                "the counters of {} stood still: the data went another way",
-                still.device
-            )));
-        }
-        Ok(Session {
-            loaded: [zero, one],
-            samples,
-            checks,
-            traffic,
-            seconds: start.elapsed().as_secs_f64(),
-        })
+        Ok([zero, one])
     }
 }
 
@@ -154,62 +168,123 @@ pub(crate) fn main() -> i32 {
 
 fn work(worker: &mut WorkerCtx) -> Result<()> {
     let job: Job = worker.receive_job()?;
-    worker.begin("loading the transport")?;
-    let start = Instant::now();
-    let library = Library::open(job.source_of(worker.rank()))?;
-    let load_ms = start.elapsed().as_secs_f64() * 1e3;
-    worker.begin(format!("in init of {}", library.identity().name))?;
-    let transport = Transport::without_init(library);
-    let start = Instant::now();
-    transport.init()?;
-    let init_ms = start.elapsed().as_secs_f64() * 1e3;
-    let device = match job.fused {
-        true => instance::device_of(&transport, worker.rank())?,
-        false => transport.device_of(worker.rank(), job.devices[worker.rank()])?,
-    };
-    let devices = (0..transport.devices()?)
-        .map(|device| transport.properties(device))
-        .collect::<Result<_>>()?;
-    let loaded = LoadedTransport {
-        identity: transport.identity().clone(),
-        version: version_in_log(transport.name(), &debug_log::lines()),
-        verbs: job.verbs.prove()?,
-        cpu: worker.cpu(),
-        devices,
-        device,
-        load_ms,
-        init_ms,
-    };
-    let before = PortCounters::read(&loaded.devices[device]);
-    worker.report(&Report::Loaded(Box::new(loaded.clone())))?;
-    perform(worker, &transport, &loaded, &job)?;
-    if let Some(traffic) = before.and_then(|before| before.until_now(&loaded.devices[device])) {
+    let mut opened: Vec<Opened> = Vec::new();
+    let is_b_first = job.beside.as_ref().is_some_and(|beside| beside.is_first);
+    let places = if is_b_first { &[1, 0][..] } else { &[0, 1] };
+    for place in places.iter().copied().take(1 + usize::from(job.beside.is_some())) {
+        let (source, variables) = match job.beside.as_ref().filter(|_| place == 1) {
+            Some(beside) => (&beside.source, &beside.variables),
+            None => (job.source_of(worker.rank()), &job.variables),
+        };
+        worker.show_side(LABELS[place])?;
+        let before = opened.iter().find(|opened| is_same_plugin(&opened.source, source));
+        let is_copy = before.is_some();
+        let side = host::with_variables(variables, || {
+            Opened::new(worker, &job, source, (place, is_copy))
+        })?;
+        opened.push(side);
+    }
+    opened.sort_by_key(|opened| opened.place);
+    let device = |opened: &Opened| opened.loaded.devices[opened.loaded.device].clone();
+    let device = device(&opened[0]);
+    let before = PortCounters::read(&device);
+    for Opened { place, loaded, .. } in &opened {
+        worker.report(&Report::Loaded { side: *place, loaded: Box::new(loaded.clone()) })?;
+    }
+    perform(worker, &opened, &job)?;
+    if let Some(traffic) = before.and_then(|before| before.until_now(&device)) {
         worker.report(&Report::PortCounters(traffic))?;
     }
     worker.barrier()
 }
 
-fn perform(
-    worker: &mut WorkerCtx,
-    transport: &Transport,
-    loaded: &LoadedTransport,
-    job: &Job,
-) -> Result<()> {
+/// What the sides are called.
+const LABELS: [u8; 2] = *b"AB";
+
+/// A transport of this process, ready.
+struct Opened {
+    place: usize,
+    source: Source,
+    transport: Transport,
+    loaded: LoadedTransport,
+}
+
+impl Opened {
+    fn new(
+        worker: &mut WorkerCtx,
+        job: &Job,
+        source: &Source,
+        (place, is_copy): (usize, bool),
+    ) -> Result<Self> {
+        worker.begin("loading the transport")?;
+        let lines_before = debug_log::lines().len();
+        let start = Instant::now();
+        let library = match source {
+            Source::Plugin { path, abi } if is_copy => Library::open_copy(path, *abi)?,
+            source => Library::open(source)?,
+        };
+        let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        worker.begin(format!("in init of {}", library.identity().name))?;
+        let transport = Transport::without_init(library);
+        let start = Instant::now();
+        transport.init()?;
+        let init_ms = start.elapsed().as_secs_f64() * 1e3;
+        let device = match job.fused {
+            true => instance::device_of(&transport, worker.rank())?,
+            false => transport.device_of(worker.rank(), job.devices[worker.rank()])?,
+        };
+        let devices = (0..transport.devices()?)
+            .map(|device| transport.properties(device))
+            .collect::<Result<_>>()?;
+        let lines = debug_log::lines();
+        let loaded = LoadedTransport {
+            identity: transport.identity().clone(),
+            version: version_in_log(
+                transport.name(),
+                lines.get(lines_before..).unwrap_or_default(),
+            ),
+            verbs: job.verbs.prove()?,
+            cpu: worker.cpu(),
+            devices,
+            device,
+            load_ms,
+            init_ms,
+        };
+        Ok(Self { place, source: source.clone(), transport, loaded })
+    }
+}
+
+/// Whether both are plugins in one file.
+fn is_same_plugin(one: &Source, other: &Source) -> bool {
+    let file = |source: &Source| match source {
+        Source::Plugin { path, .. } => std::fs::canonicalize(path).ok(),
+        _ => None,
+    };
+    file(one).is_some_and(|path| file(other) == Some(path))
+}
+
+fn perform(worker: &mut WorkerCtx, opened: &[Opened], job: &Job) -> Result<()> {
+    let Opened { transport, loaded, .. } = &opened[0];
     let device = loaded.device;
-    let mut benches: Vec<Bench> = Vec::new();
+    let mut bench = None;
     for task in &job.tasks {
         worker.begin(task.words())?;
         match task {
-            Task::Setup { connections, at_once } => {
-                let sample =
-                    stream::measure_setup(worker, transport, device, *connections, *at_once)?;
-                report(worker, sample)?;
-                continue;
-            }
-            Task::Renumber { connections, times } => {
-                for _ in 0..*times {
-                    stream::measure_setup(worker, transport, device, *connections, *connections)?;
-                }
+            Task::Turns { rows, seed } => {
+                let variables =
+                    [&job.variables[..], job.beside.as_ref().map_or(&[], |b| &b.variables)];
+                let sides: Vec<Side<'_>> = opened
+                    .iter()
+                    .map(|Opened { place, transport, loaded, .. }| Side {
+                        label: LABELS[*place],
+                        transport,
+                        device: loaded.device,
+                        variables: variables[*place],
+                    })
+                    .collect();
+                let streams = job.streams.max(1) as usize;
+                let turns = turns::measure(worker, &sides, rows, (*seed, streams))?;
+                worker.report(&Report::Turns { turns })?;
                 continue;
             }
             Task::Parallel { sizes } => {
@@ -219,40 +294,23 @@ fn perform(
             }
             _ => {}
         }
-        while benches.len() < job.streams.max(1) as usize {
-            benches.push(Bench::open(worker, transport, device, memory_for(&job.tasks))?);
-        }
-        let bench = &benches[0];
-        match task {
-            Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => {}
-            Task::Latency { bytes } => {
-                let sample = stream::measure_latency(worker, bench, *bytes, job.slice_ms)?;
-                report(worker, sample)?;
-            }
-            Task::Stream { metric, bytes, direction } => {
-                let key = Key {
-                    metric: *metric,
-                    bytes: *bytes as u64,
-                    direction: *direction,
-                    depth: DEPTH,
-                };
-                let sample = stream::measure(worker, &benches, key, job.slice_ms)?;
-                report(worker, sample)?;
-            }
+        let bench = match &mut bench {
+            Some(bench) => bench,
+            none => none.insert(Bench::open(worker, transport, device, memory_for(&job.tasks))?),
+        };
+        let checks = match task {
+            Task::Turns { .. } | Task::Parallel { .. } => continue,
             Task::Verify { sizes } => {
                 let groups = loaded.devices[device].max_receives.clamp(1, 8);
                 let groups = worker.agree(groups as u64)? as usize;
-                let checks = verify::all(worker, bench, sizes, groups)?;
-                worker.report(&Report::Checks { checks })?;
+                verify::all(worker, bench, sizes, groups)?
             }
-            Task::Long { bytes, messages } => {
-                let checks = long(worker, bench, *bytes, *messages)?;
-                worker.report(&Report::Checks { checks })?;
-            }
-        }
+            Task::Long { bytes, messages } => long(worker, bench, *bytes, *messages)?,
+        };
+        worker.report(&Report::Checks { checks })?;
     }
     worker.begin("closing")?;
-    benches.into_iter().try_for_each(Bench::close)
+    bench.map_or(Ok(()), Bench::close)
 }
 
 /// One connection each way on the first device and one on the second, used at once by this thread.
@@ -291,16 +349,10 @@ fn long(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, messages: u64) -> R
     Ok(verify::merged(&checks))
 }
 
-fn report(worker: &mut WorkerCtx, sample: Option<Sample>) -> Result<()> {
-    sample.map_or(Ok(()), |sample| worker.report(&Report::Sample(sample)))
-}
-
 /// Bytes of each region that the largest of the tasks needs.
 fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
-        Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => 0,
-        Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
-        Task::Stream { bytes, .. } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
+        Task::Turns { .. } | Task::Parallel { .. } => 0,
         Task::Verify { sizes } => verify::memory_needed(sizes),
         Task::Long { bytes, .. } => verify::memory_needed(&[*bytes]),
     };
@@ -327,9 +379,17 @@ fn version_in_log(name: &str, lines: &[String]) -> Option<String> {
 #[serde(tag = "report", rename_all = "snake_case")]
 pub(super) enum Report {
     /// It is ready.
-    Loaded(Box<LoadedTransport>),
-    /// One measurement.
-    Sample(Sample),
+    Loaded {
+        /// 0: A, 1: B.
+        side: usize,
+        /// What it has loaded.
+        loaded: Box<LoadedTransport>,
+    },
+    /// The measurements over one set of connections.
+    Turns {
+        /// One of each row.
+        turns: Vec<Turns>,
+    },
     /// The checks of one process.
     Checks {
         /// One per kind and size.
@@ -342,55 +402,38 @@ pub(super) enum Report {
 /// Without a terminal, at most one line in this time.
 const SPARSE: Duration = Duration::from_secs(10);
 
-/// Progress over a known number of steps, on stderr.
+/// Progress over a known time, on stderr.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
-    phase: String,
-    done: u64,
-    total: u64,
+    start: Instant,
+    seconds: u64,
     last: Option<Instant>,
 }
 
 impl Progress {
     /// A bar if stderr is a terminal, sparse lines else.
-    pub(crate) fn new(total: u64) -> Self {
+    pub(crate) fn new(seconds: u64) -> Self {
         let bar = host::stderr_is_terminal().then(|| {
-            let bar = ProgressBar::new(total);
-            let style = "{elapsed_precise} [{bar:32}] {percent:>3}%  {msg}";
-            if let Ok(style) = ProgressStyle::with_template(style) {
-                bar.set_style(style.progress_chars("=> "));
+            let bar = ProgressBar::new(seconds);
+            if let Ok(style) = ProgressStyle::with_template("{pos:>3} s of {len}  {wide_msg}") {
+                bar.set_style(style);
             }
             bar.enable_steady_tick(Duration::from_millis(250));
             bar
         });
-        Self { bar, phase: String::new(), done: 0, total, last: None }
+        Self { bar, start: Instant::now(), seconds, last: None }
     }
 
-    /// A new pair of processes.
-    pub(crate) fn phase(&mut self, phase: impl Into<String>) {
-        self.phase = phase.into();
-        if self.bar.is_none() && self.last.is_none_or(|last| last.elapsed() >= SPARSE) {
-            let percent = 100 * self.done / self.total.max(1);
-            output::write_stderr(format_args!("{percent:>3} %  {}", self.phase));
+    /// What is being done now.
+    pub(crate) fn tell(&mut self, what: &str) {
+        let passed = self.start.elapsed().as_secs().min(self.seconds);
+        if let Some(bar) = &self.bar {
+            bar.set_position(passed);
+            bar.set_message(what.to_owned());
+        } else if self.last.is_none_or(|last| last.elapsed() >= SPARSE) {
+            output::write_stderr(format_args!("{passed:>3} s of {}  {what}", self.seconds));
             self.last = Some(Instant::now());
-        }
-    }
-
-    /// One more step has begun.
-    pub(crate) fn step(&mut self, what: &str) {
-        self.done = (self.done + 1).min(self.total);
-        if let Some(bar) = &self.bar {
-            bar.set_position(self.done);
-            bar.set_message(format!("{}: {what}", self.phase));
-        }
-    }
-
-    /// The steps up to `done` are behind, whatever was heard of them.
-    pub(crate) fn reach(&mut self, done: u64) {
-        self.done = done.min(self.total);
-        if let Some(bar) = &self.bar {
-            bar.set_position(self.done);
         }
     }
 

@@ -136,6 +136,44 @@ pub fn busy_cpus(moment: Duration) -> Option<f64> {
     Some(cpus as f64 * busy_now.saturating_sub(busy) as f64 / passed as f64)
 }
 
+/// How often the kernel has taken the processor away from this thread.
+pub fn involuntary_switches() -> i64 {
+    // SAFETY: all zeros is a value of the type.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: it writes one rusage, and fails for no thread of this process.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
+}
+
+/// Ticks in which another virtual machine had the CPU, or any of this machine where none is named.
+pub fn stolen_ticks(cpu: Option<usize>) -> Option<u64> {
+    let name = cpu.map_or_else(|| "cpu".into(), |cpu| format!("cpu{cpu}"));
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    let mut lines = text.lines().map(str::split_ascii_whitespace);
+    lines.find_map(|mut words| (words.next()? == name).then(|| words.nth(7)?.parse().ok())?)
+}
+
+/// Does `work` with these variables in the environment of this process, and puts back what it had.
+pub fn with_variables<T>(variables: &[(String, String)], work: impl FnOnce() -> T) -> T {
+    let before: Vec<_> = variables.iter().map(|(name, _)| std::env::var_os(name)).collect();
+    for (name, value) in variables {
+        // SAFETY: a worker process of the lab: its own code runs in this thread alone. Threads of
+        // transports read their variables when they start, which `work` is.
+        unsafe { std::env::set_var(name, value) };
+    }
+    let done = work();
+    for ((name, _), before) in variables.iter().zip(before) {
+        // SAFETY: as above.
+        unsafe {
+            match before {
+                Some(value) => std::env::set_var(name, value),
+                None => std::env::remove_var(name),
+            }
+        }
+    }
+    done
+}
+
 /// Ticks of work, and of everything, since the machine started: `cpu user nice system idle iowait
 /// irq softirq steal …`.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {

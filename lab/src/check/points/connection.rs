@@ -406,8 +406,7 @@ fn half_done(transport: &Transport, calls: usize) -> Result<bool> {
 
 fn many(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (transport, device) = (ctx.transport()?, ctx.device()?);
-    let sample = stream::measure_setup(ctx.worker, &transport, device, MANY.0, MANY.1)?;
-    let total = sample.and_then(|sample| sample.values.get("total").copied()).unwrap_or(0.0);
+    let total = stream::set_up(ctx.worker, &transport, device, MANY)?;
     Ok(StepResult::passed(format!(
         "{} connections, {} at once, in {:.1} s",
         MANY.0,
