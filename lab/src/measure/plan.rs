@@ -52,6 +52,8 @@ pub enum Task {
         rows: Vec<Key>,
         /// Which order the sides have.
         seed: u64,
+        /// So many times the usual number of blocks.
+        rounds: usize,
     },
     /// Check every byte: single messages, streams, groups, truncation.
     Verify {

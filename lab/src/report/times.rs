@@ -363,9 +363,9 @@ mod tests {
     fn recorded_times_are_told_apart_where_they_differ() {
         for (slower, blocks, expected, words) in [
             (1.0, 7, Conclusion::Good, "B is as good as A: the same within "),
-            (0.8, 7, Conclusion::Good, "B is BETTER than A, worse nowhere: all_reduce, send_recv"),
+            (0.8, 7, Conclusion::Good, "B is BETTER than A in 3 of 3 groups, worse nowhere"),
             (1.2, 7, Conclusion::Worse, "B is WORSE than A: all_reduce, send_recv, all"),
-            (2.0, 2, Conclusion::Undecided, "UNDECIDED: all_reduce, send_recv, all; worse nowhere"),
+            (2.0, 2, Conclusion::Undecided, "UNDECIDED in 3 of 3 groups; worse nowhere"),
         ] {
             let judged = judged(slower, blocks);
             assert_eq!(judged.conclusion(), expected, "{slower} {blocks}: {}", judged.summary());

@@ -95,10 +95,10 @@ pub(super) fn data(record: &Record) -> String {
     let disturbed = rows::disturbed(&record.sets);
     let disturbed = match disturbed {
         part if part < 0.005 => String::new(),
-        part => format!(", {:.0} % of blocks disturbed", part * 100.0),
+        part => format!("; {:.0} % disturbed", part * 100.0),
     };
     format!(
-        "{checked} messages right; {} sets in {:.0} s{disturbed}",
+        "{checked} messages right; {} sets, {:.0} s{disturbed}",
         record.sets.len(),
         record.seconds
     )
@@ -211,6 +211,11 @@ impl Judged<'_> {
                 worse.push(row);
             }
         }
+        let count = self.groups.len();
+        let of_all = |names: &[String]| match names {
+            [name] => name.clone(),
+            names => format!("{} of {count} groups", names.len()),
+        };
         let same = self.groups.iter().filter_map(|group| group.judgement.within);
         let same = percent(same.fold(0.0, f64::max));
         let nowhere = if worse.is_empty() { "worse nowhere" } else { "" };
@@ -220,10 +225,10 @@ impl Judged<'_> {
             Conclusion::Undecided => {
                 let found = match (better.is_empty(), worse.is_empty()) {
                     (_, false) => format!("; worse: {}", worse.join(", ")),
-                    (false, true) => format!("; better: {}; {nowhere}", better.join(", ")),
+                    (false, true) => format!("; better in {}, {nowhere}", of_all(&better)),
                     (true, true) => format!("; {nowhere}"),
                 };
-                format!("UNDECIDED: {}{found}", undecided.join(", "))
+                format!("UNDECIDED in {}{found}", of_all(&undecided))
             }
             Conclusion::Good if !worse.is_empty() => {
                 let fail = percent(self.fail);
@@ -232,7 +237,7 @@ impl Judged<'_> {
             Conclusion::Good if better.is_empty() => {
                 format!("B is as good as A: the same within {same}")
             }
-            Conclusion::Good => format!("B is BETTER than A, {nowhere}: {}", better.join(", ")),
+            Conclusion::Good => format!("B is BETTER than A in {}, {nowhere}", of_all(&better)),
         }
     }
 
@@ -316,7 +321,7 @@ mod tests {
                 same,
                 0,
                 Conclusion::Good,
-                "B is BETTER than A, worse nowhere: latency",
+                "B is BETTER than A in latency, worse nowhere",
             ),
             (
                 judgement(Finding::Better, 0.8, 0.9),
@@ -337,7 +342,7 @@ mod tests {
                 judgement(Finding::Undecided, 0.8, 1.2),
                 0,
                 Conclusion::Undecided,
-                "UNDECIDED: bandwidth; better: latency; worse nowhere",
+                "UNDECIDED in bandwidth; better in latency, worse nowhere",
             ),
         ] {
             record.scope.fail_percent = fail;

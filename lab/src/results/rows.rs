@@ -123,10 +123,10 @@ fn together(keys: &[Key], set: &Set) -> Option<f64> {
     Some(logs?.iter().sum::<f64>() / keys.len() as f64)
 }
 
-/// Which part of all blocks was disturbed.
+/// Which part of all blocks of messages was disturbed. Set-ups wait for threads by themselves.
 pub fn disturbed(sets: &[Set]) -> f64 {
-    let blocks =
-        || sets.iter().flat_map(|set| &set.turns).flat_map(|turns: &Turns| &turns.disturbed);
+    let turns = || sets.iter().flat_map(|set| &set.turns).filter(|turns| turns.key.bytes > 0);
+    let blocks = || turns().flat_map(|turns: &Turns| &turns.disturbed);
     blocks().filter(|disturbed| **disturbed).count() as f64 / blocks().count().max(1) as f64
 }
 

@@ -216,7 +216,9 @@ fn one(
     seed: u64,
     begin: &mut dyn FnMut(&str),
 ) -> Result<Set> {
-    let task = Task::Turns { rows: rows.to_vec(), seed };
+    // To start the processes takes as long for few rows as for many.
+    let rounds = (request.scope.rows().len() / rows.len().max(1)).clamp(1, 5);
+    let task = Task::Turns { rows: rows.to_vec(), seed, rounds };
     let beside = request.sources.get(1).map(|source| Beside {
         source: source.clone(),
         variables: request.variables[1].clone(),

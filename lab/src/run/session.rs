@@ -270,7 +270,7 @@ fn perform(worker: &mut WorkerCtx, opened: &[Opened], job: &Job) -> Result<()> {
     for task in &job.tasks {
         worker.begin(task.words())?;
         match task {
-            Task::Turns { rows, seed } => {
+            Task::Turns { rows, seed, rounds } => {
                 let variables =
                     [&job.variables[..], job.beside.as_ref().map_or(&[], |b| &b.variables)];
                 let sides: Vec<Side<'_>> = opened
@@ -283,7 +283,7 @@ fn perform(worker: &mut WorkerCtx, opened: &[Opened], job: &Job) -> Result<()> {
                     })
                     .collect();
                 let streams = job.streams.max(1) as usize;
-                let turns = turns::measure(worker, &sides, rows, (*seed, streams))?;
+                let turns = turns::measure(worker, &sides, rows, (*seed, *rounds, streams))?;
                 worker.report(&Report::Turns { turns })?;
                 continue;
             }
