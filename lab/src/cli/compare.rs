@@ -97,7 +97,7 @@ struct Common {
     /// Connections of the many-at-once set-up
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
-    /// Message sizes of the bandwidth test [default: 64K,1M]
+    /// Message sizes of the bandwidth test [default: 64K,256K]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
     /// Connections each way that a stream is over at once, with as much over each; more than one:
@@ -107,7 +107,8 @@ struct Common {
     /// A worker that is silent for so long counts as hung; s
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
-    /// Let the workers run on any CPU instead of one each
+    /// Let the workers run on any CPU instead of one each: for a plugin whose own threads move the
+    /// data
     #[arg(long)]
     no_pin: bool,
     /// Where report.html, report.md, report.svg and raw.json go

@@ -74,7 +74,7 @@ metrics! {
         unit: "us",
         better: Better::Lower,
         rate: None,
-        blocks: 8,
+        blocks: 12,
     };
     /// Messages a second of a stream; millions.
     MessageRate = MetricInfo {
@@ -83,7 +83,7 @@ metrics! {
         unit: "Mmsg/s",
         better: Better::Higher,
         rate: Some(|messages, _| messages / 1e6),
-        blocks: 8,
+        blocks: 12,
     };
     /// Bytes a second of a stream; 10^9.
     Bandwidth = MetricInfo {
@@ -92,7 +92,7 @@ metrics! {
         unit: "GB/s",
         better: Better::Higher,
         rate: Some(|messages, bytes| messages * bytes / 1e9),
-        blocks: 8,
+        blocks: 12,
     };
     /// Time from `listen` until both ends of one connection are ready, nothing else going on; ms.
     SetupOne = MetricInfo {

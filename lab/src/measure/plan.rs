@@ -160,7 +160,7 @@ impl Default for Scope {
         Self {
             seconds: 60,
             connections: 64,
-            bandwidth_sizes: vec![64 << 10, 1 << 20],
+            bandwidth_sizes: vec![64 << 10, 256 << 10],
             find_percent: 5,
             fail_percent: 0,
             streams: 1,

@@ -209,7 +209,8 @@ pub(crate) fn rate(
     let filling = (count / 8).max(DEPTH.into()).min(count / 2);
     let all = (flow.sends + flow.receives) * benches.len() as u64;
     let filled = all / count.max(1) * filling;
-    let (mut deadline, mut start) = (worker.deadline("a stream"), None);
+    let mut deadline = worker.deadline("a stream").with_own_cpu(worker.cpu().is_some());
+    let mut start = None;
     while flows.iter().any(|flow| !flow.is_done()) {
         let mut moved = false;
         for flow in &mut flows {
@@ -310,7 +311,7 @@ pub(crate) fn half_round_trip(
     let first = worker.rank() == 0;
     let mut times_us =
         Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
-    let mut deadline = worker.deadline("a ping-pong");
+    let mut deadline = worker.deadline("a ping-pong").with_own_cpu(worker.cpu().is_some());
     let Bench { out, into, conn } = bench;
     // Two places, so that a receive is never posted over bytes that just came.
     let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);

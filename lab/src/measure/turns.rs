@@ -6,7 +6,7 @@
 //! pairs. Blocks come in fours, A B B A or B A A B by chance: so no side is ahead by its place, and
 //! if both are alike, a ratio is as likely above 1 as below it, whatever the machine did.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,17 +20,17 @@ use crate::system::host;
 use crate::transport::instance::Transport;
 
 /// How long a block should be.
-const BLOCK_S: f64 = 1e-3;
+const BLOCK_S: f64 = 6e-4;
 /// Messages or round trips of a block, at least and at most.
 const MESSAGES: (u64, u64) = (16, 1_000_000);
 /// Connections of a block that makes one after the other.
 const SINGLES: u32 = 4;
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
 const PENDING: u32 = 128;
-/// So many undisturbed pairs of blocks are enough for a set. If they are fewer, the blocks are
-/// measured again, so often.
-const ENOUGH: usize = 3;
-const AGAIN: usize = 3;
+/// So many undisturbed pairs of blocks are enough for a set. As long as they are fewer, more blocks
+/// are measured, unless the row has taken so long.
+const ENOUGH: usize = 4;
+const LONG: Duration = Duration::from_millis(100);
 /// If so few pairs of a set were undisturbed, the disturbed ones count as well.
 const FEW: usize = 1;
 
@@ -167,9 +167,8 @@ fn row(
         }
     };
     let (mut order, mut values, mut disturbed) = (String::new(), Vec::new(), Vec::new());
-    // A set-up waits for threads, and so is disturbed by itself.
-    let again = if key.bytes > 0 { AGAIN } else { 0 };
-    for _ in 0..=again {
+    let start = Instant::now();
+    loop {
         let (mut mine, stolen) = (Vec::new(), host::stolen_ticks(worker.cpu()));
         for _ in 0..key.metric.info().blocks / 4 * rounds {
             let places = match (sides.len(), dice.coin()) {
@@ -187,11 +186,15 @@ fn row(
         if host::stolen_ticks(worker.cpu()) != stolen {
             mine.fill(1);
         }
-        // Both processes know the same now, and do the same.
+        // The last one: whether rank 0 has time for more. So both processes do the same.
+        mine.push(u8::from(start.elapsed() < LONG));
         let theirs = worker.exchange(&mine)?;
-        disturbed.extend(mine.iter().zip(theirs).map(|(mine, theirs)| *mine + theirs > 0));
+        let has_time = if worker.rank() == 0 { mine.last() } else { theirs.last() } == Some(&1);
+        let both = mine.iter().zip(&theirs).map(|(mine, theirs)| mine + theirs > 0);
+        disturbed.extend(both.take(mine.len() - 1));
         let calm = disturbed.chunks_exact(2).filter(|pair| **pair == [false, false]).count();
-        if calm >= ENOUGH {
+        // A set-up waits for threads, and so is disturbed by itself.
+        if calm >= ENOUGH || !has_time || key.bytes == 0 {
             break;
         }
     }

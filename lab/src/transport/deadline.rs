@@ -13,6 +13,9 @@ const POLLS_PER_LOOK: u32 = 1 << 10;
 const LONG: Duration = Duration::from_millis(4);
 /// A pause is the time that has been waited divided by this: too short to show in what is measured.
 const PAUSES_PER_WAIT: u32 = 64;
+/// One who needs so long has lost its CPU; and the least pause then.
+const LOST: Duration = Duration::from_micros(300);
+const PAUSE: Duration = Duration::from_micros(30);
 /// Polls from one pause to the next.
 const POLLS_PER_PAUSE: u32 = 1 << 5;
 
@@ -21,6 +24,8 @@ const POLLS_PER_PAUSE: u32 = 1 << 5;
 pub struct Deadline {
     what: &'static str,
     limit: Duration,
+    /// Whether this thread has a CPU of its own, unless others disturb it.
+    has_own_cpu: bool,
     start: Option<Instant>,
     /// Polls until the next look.
     polls_left: u32,
@@ -29,7 +34,15 @@ pub struct Deadline {
 impl Deadline {
     /// Gives up `limit` after the first look at the clock.
     pub fn new(what: &'static str, limit: Duration) -> Self {
-        Self { what, limit, start: None, polls_left: POLLS_PER_LOOK }
+        Self { what, limit, has_own_cpu: false, start: None, polls_left: POLLS_PER_LOOK }
+    }
+
+    /// On a CPU of its own, where whoever is waited for needs some microseconds, unless it has lost
+    /// its CPU: then this waits with pauses, which leave it its share of its own CPU. To let others
+    /// have the CPU at each look would give that away while the other one waits as well.
+    #[must_use]
+    pub fn with_own_cpu(self, has_own_cpu: bool) -> Self {
+        Self { has_own_cpu, ..self }
     }
 
     /// To be called when a poll found nothing.
@@ -53,14 +66,17 @@ impl Deadline {
 
     #[cold]
     fn look(&mut self) -> Result<()> {
-        std::thread::yield_now();
+        if !self.has_own_cpu {
+            std::thread::yield_now();
+        }
         self.polls_left = POLLS_PER_LOOK;
         let waited = self.start.get_or_insert_with(Instant::now).elapsed();
         if waited > self.limit {
             return Err(Error::Stalled { what: self.what.into(), after: self.limit });
         }
-        if waited > LONG {
-            std::thread::sleep(waited / PAUSES_PER_WAIT);
+        let (long, pause) = if self.has_own_cpu { (LOST, PAUSE) } else { (LONG, Duration::ZERO) };
+        if waited > long {
+            std::thread::sleep(pause.max(waited / PAUSES_PER_WAIT));
             self.polls_left = POLLS_PER_PAUSE;
         }
         Ok(())
