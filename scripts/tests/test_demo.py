@@ -44,9 +44,9 @@ class Demo(fixtures.InFolder):
             (101, 101, "none"),
         ]:
             with self.subTest(code):
-                ended, lines = self.run_demo(code, "--reps", "6")
+                ended, lines = self.run_demo(code, "--seconds", "6")
                 self.assertEqual(ended, ends)
-                self.assertEqual(lines[0], "called: compare --reps 6")
+                self.assertEqual(lines[0], "called: compare --seconds 6")
                 self.assertTrue([line for line in lines[-2:] if line.startswith(f"Result: {result}. ")], lines)
                 # Somebody who is not done yet reads what to do.
                 self.assertEqual(lines[-1].startswith("Next: "), code != 130, lines)

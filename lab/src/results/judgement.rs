@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_small_difference_is_found_and_on_a_quiet_machine_early() {
-        for (machine, slower, most) in [(0, 1.03, 24), (0, 1.0 / 1.03, 24), (1, 1.05, 40)] {
+        for (machine, slower, most) in [(0, 1.03, 36), (0, 1.0 / 1.03, 36), (1, 1.05, 40)] {
             let (wild, luck) = MACHINES[machine];
             let mut machine = Machine::new(700, wild, luck);
             let expected = if slower > 1.0 { Finding::Worse } else { Finding::Better };

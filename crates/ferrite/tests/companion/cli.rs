@@ -14,8 +14,8 @@ use testkit::{Scratch, program};
 use crate::common::{fake_nccl, ferrite, loopback, shared_object};
 
 /// A run of seconds, without any NIC.
-const FAST: [&str; 9] =
-    ["--verbs", "system", "--quick", "--slice", "5", "--sizes", "8", "--connections", "2"];
+const FAST: [&str; 8] =
+    ["--verbs", "system", "--seconds", "1", "--sizes", "8", "--connections", "2"];
 
 /// The loopback, wrong in the way that `fault` names.
 fn bench(fault: &str) -> (i32, String, String) {
@@ -27,14 +27,7 @@ fn bench_for(fault: &str, timeout: &str) -> (i32, String, String) {
     let plugin = loopback();
     let mut arguments = vec!["bench", "--plugin", plugin.to_str().expect("it is text")];
     arguments.extend(FAST);
-    arguments.extend([
-        "--timeout",
-        timeout,
-        "--reps",
-        "1",
-        "--report",
-        report.to_str().expect("it is text"),
-    ]);
+    arguments.extend(["--timeout", timeout, "--report", report.to_str().expect("it is text")]);
     ferrite(&arguments, &[("LOOPBACK_FAULT", fault)])
 }
 
@@ -77,10 +70,10 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     }
     let (_, stdout, _) = ferrite(&["compare", "--help"], &[]);
     for words in [
-        "[default: 24, with --quick 12]",
-        "16K,64K,256K,1M,4M",
-        "three minutes",
-        "ferrite compare --quick",
+        "[default: 60, of `bench` 10]",
+        "64K,256K",
+        "a minute or less",
+        "ferrite compare --seconds 300",
     ] {
         assert!(
             stdout.replace("\n          ", " ").contains(words),
@@ -116,7 +109,7 @@ fn wrong_command_lines_are_invalid() {
         &["frobnicate"],
         &["bench", "--plugin", "x", "--loader", "x"],
         &["bench", "--plugin", "x", "--stock"],
-        &["compare", "--reps", "0"],
+        &["compare", "--seconds", "0"],
         &["compare", "--sizes", "8,huge"],
         &["bench", "--plugin", "x", "--verbs", "system", "--softrnic", "y"],
         &["bench", "--plugin", "/no/such/plugin.so", "--verbs", "system"],
@@ -203,7 +196,7 @@ fn compare(plugin: &Path, words: &[&str]) -> ((i32, String, String), Scratch) {
     let nccl = fake_nccl();
     let mut arguments = vec!["compare", "--nccl", nccl.to_str().expect("it is text")];
     arguments.extend(["--plugin", plugin.to_str().expect("it is text")]);
-    arguments.extend(["--verbs", "system", "--quick", "--timeout", "30"]);
+    arguments.extend(["--verbs", "system", "--timeout", "30"]);
     arguments.extend(["--report", folder.to_str().expect("it is text")]);
     arguments.extend(words);
     (ferrite(&arguments, &[]), folder)
@@ -211,112 +204,128 @@ fn compare(plugin: &Path, words: &[&str]) -> ((i32, String, String), Scratch) {
 
 #[test]
 fn a_comparison_writes_its_report() {
-    let ((code, stdout, stderr), folder) = compare(
-        &loopback(),
-        &["--reps", "2", "--slice", "1", "--sizes", "8", "--connections", "2"],
-    );
+    let ((code, stdout, stderr), folder) =
+        compare(&loopback(), &["--seconds", "2", "--sizes", "8", "--connections", "2"]);
     assert_eq!(code, 3, "{stdout}{stderr}");
+    assert!(stdout.starts_with("UNDECIDED in 5 of 5 groups; worse nowhere\n"), "{stdout}");
     for words in [
-        "A = IB (built in, NCCL 2.21.5)",
-        "B = Loopback 0.0.1",
-        "B/A [interval]",
-        "A/A [interval]",
-        "found from",
-        "UNDECIDED: too few runs to tell a difference of 10 % (2 repetitions, it takes nine or more)",
-        "valid run, data right",
+        "A = NCCL 2.21.5 built in, B = Loopback 0.0.1, loop0 to loop0",
+        "messages right; ",
+        "\n  latency          undecided: ",
+        "\nDetails: ",
     ] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
-    assert!(!stdout.contains("none found") && !stdout.contains("no difference"), "{stdout}");
+    assert!(stdout.lines().count() <= 9 && stdout.lines().all(|line| line.chars().count() <= 80));
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
-    assert_eq!((record.schema.as_str(), record.complete), ("ferrite-run/2", true));
-    let sides: Vec<&str> = record.sessions.iter().map(|run| run.side.as_str()).collect();
-    assert_eq!(sides, ["A", "B", "A2", "A", "A2", "B"]);
-    for metric in [
-        Metric::SetupOne,
-        Metric::SetupMany,
-        Metric::Latency,
-        Metric::MessageRate,
-        Metric::Bandwidth,
-    ] {
-        let row = record.rows.iter().find(|row| row.key.metric == metric).expect("it was measured");
+    assert_eq!((record.schema.as_str(), record.complete), ("ferrite-run/3", true));
+    assert!(!record.sets.is_empty());
+    for metric in Metric::ALL {
+        let row =
+            record.rows.iter().find(|row| row.key.metric == *metric).expect("it was measured");
         assert!(row.judgement.ratio.is_some_and(|ratio| ratio.median > 0.0), "{row:?}");
+        let turns = record.sets[0].turns.iter().find(|turns| turns.key == row.key);
+        let turns = turns.expect("each set has it");
+        let count = |side| turns.order.bytes().filter(|letter| *letter == side).count();
+        assert_eq!((count(b'A'), count(b'A') + count(b'B')), (count(b'B'), turns.values.len()));
     }
     assert_eq!(record.sides[1].sha256.len(), 64);
     let page = read("report.md");
     assert!(
-        page.starts_with("# A against B\n\n**UNDECIDED: too few runs to tell a difference of 10 %"),
+        page.starts_with("# Loopback 0.0.1 against NCCL 2.21.5 built in\n\n**UNDECIDED in 5 of 5"),
         "{page}"
     );
-    assert!(page.contains("| size | #wrong | A min | A typ | A p99 | B min |"));
+    assert!(page.contains("| row | unit | A | B | B/A [interval] | sets | B is |"), "{page}");
     assert!(page.contains(&format!("made by ferrite {}", record.tool)), "{page}");
-    let svg = read("report.svg");
+    let (svg, html) = (read("report.svg"), read("report.html"));
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert!(!svg.contains("NaN"), "a value has no place");
-    since_an_earlier_run(&folder);
-}
-
-/// Another run like that of `folder`, compared with it.
-fn since_an_earlier_run(folder: &Scratch) {
-    let then = folder.join("raw.json");
-    let words = [
-        "--reps",
-        "1",
-        "--slice",
-        "1",
-        "--sizes",
-        "8,64",
-        "--connections",
-        "2",
-        "--set-b",
-        "NCCL_IB_TC=7",
-    ];
-    let words = [&words[..], &["--earlier", then.to_str().expect("it is text")]].concat();
-    let ((code, stdout, stderr), folder) = compare(&loopback(), &words);
-    assert_eq!(code, 3, "{stdout}{stderr}");
-    let line =
-        stdout.lines().find(|line| line.starts_with("since the run of ")).expect("the change");
-    assert!(
-        line.contains("raw.json: UNDECIDED: a change of 10 % might have been missed; of 10 rows 10 with too few"),
-        "{line}"
-    );
-    let page = std::fs::read_to_string(folder.join("report.md")).expect("it was written");
-    for words in [
-        "## Since an earlier run",
-        "- --set-b was `` and is `NCCL_IB_TC=7`",
-        "- 3 rows are of one run alone, and left out",
-        "| all together | rows | B/A then | B/A now | now/then [interval] | A/A of both | change | found from |",
-        "| latency 8 | ",
-    ] {
-        assert!(page.contains(words), "{words:?} is missing: {page}");
+    assert!(html.contains(svg.trim_end()), "the page has the picture in it");
+    for words in [record.machine.host.as_str(), "UTC", "UNDECIDED in 5 of 5 groups"] {
+        assert!(svg.contains(words), "{words:?} is missing: {svg}");
     }
 }
 
+/// The transport whose messages take ten times as long.
 #[test]
 fn a_slower_plugin_is_found_and_ends_with_1() {
     let slow = shared_object("loopback", &["-DSLOW"]);
-    let words = ["--reps", "9", "--slice", "1", "--sizes", "8", "--connections", "2"];
-    let (mut code, mut stdout, mut stderr) = compare(&slow, &words).0;
-    let found = "B is worse than A; worse: latency 8 B to 4 KiB ";
-    // Where other work makes A as slow at times, its latency cannot be told: twice it is asked for
-    // again.
-    for _ in 0..2 {
-        if !stdout.contains(found) {
-            (code, stdout, stderr) = compare(&slow, &words).0;
-        }
-    }
+    let words = ["--seconds", "60", "--sizes", "8", "--connections", "2"];
+    let ((code, stdout, stderr), _) = compare(&slow, &words);
     assert_eq!(code, 1, "{stdout}{stderr}");
-    assert!(stdout.contains(found), "{stdout}");
+    let first = stdout.lines().next().expect("a verdict");
+    assert!(first.starts_with("B is WORSE than A: latency"), "{stdout}");
 }
 
+/// One file twice, which the loader would take for one library.
 #[test]
-fn a_transport_is_not_compared_with_itself() {
+fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
+    let (plugin, report) = (loopback(), Scratch::new());
+    let mut arguments = vec!["compare", "--against", text(&plugin), "--plugin", text(&plugin)];
+    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
+    arguments.extend(["--seconds", "20", "--report", text(&report)]);
+    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    assert!(code == 0 || code == 3, "{stdout}{stderr}");
+    assert!(stdout.contains("note: A and B are the same file"), "{stdout}");
+    assert!(!stdout.contains("WORSE") && !stdout.contains("BETTER"), "{stdout}");
+}
+
+/// What goes wrong with one side is told with its name, and with what was measured until then.
+#[test]
+fn the_side_that_fails_is_named() {
+    let folder = Scratch::new();
+    let text_file = folder.join("text.so");
+    std::fs::write(&text_file, "no library").expect("it can be written");
+    for (plugin, words) in [
+        (Path::new("/no/such.so"), "B = /no/such.so: cannot open"),
+        (text_file.as_path(), "text.so: cannot load "),
+    ] {
+        let outcome = compare(plugin, &["--seconds", "1"]).0;
+        invalid(outcome, &[words]);
+    }
+    let nccl = fake_nccl();
     let plugin = loopback();
-    let plugin = plugin.to_str().expect("it is text");
-    let mut arguments = vec!["compare", "--baseline", plugin, "--plugin", plugin];
+    for (fault, words) in
+        [("none", "rank 0: Loopback found no device"), ("init", "Loopback: init returned 2")]
+    {
+        let arguments = ["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
+        let arguments = [&arguments[..], &FAST].concat();
+        let set = format!("LOOPBACK_FAULT={fault}");
+        let outcome = ferrite(&[&arguments[..], &["--set-b", &set]].concat(), &[]);
+        invalid(outcome, &["ferrite: B = ", words]);
+    }
+}
+
+/// It dies after some sets: what was measured until then is reported.
+#[test]
+fn a_side_that_dies_in_the_middle_leaves_a_report() {
+    let (nccl, folder) = (fake_nccl(), Scratch::new());
+    let (plugin, count) = (loopback(), folder.join("count"));
+    let set = format!("LOOPBACK_FILE={}", text(&count));
+    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
+    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
+    arguments.extend(["--set-b", "LOOPBACK_FAULT=late", "--set-b", &set]);
+    arguments.extend(["--report", text(&folder)]);
+    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    assert_eq!(code, 2, "{stdout}{stderr}");
+    assert!(stdout.starts_with("ENDED EARLY; until then: "), "{stdout}");
+    for words in ["ferrite: B = ", "SIGKILL", "measured until then: "] {
+        assert!(stderr.contains(words), "{words:?} is missing: {stderr}");
+    }
+    let raw = std::fs::read_to_string(folder.join("raw.json")).expect("it was written");
+    let record: Record = serde_json::from_str(&raw).expect("it is a record");
+    assert!(!record.complete && record.problem.is_some() && !record.sets.is_empty());
+}
+
+/// One that is slower than the time that was given.
+#[test]
+fn a_side_that_is_too_slow_is_named() {
+    let (nccl, plugin) = (fake_nccl(), shared_object("loopback", &["-DSLOW=1000000"]));
+    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
     arguments.extend(FAST);
-    invalid(ferrite(&arguments, &[]), &["refused: A and B are the same"]);
+    let outcome = ferrite(&arguments, &[]);
+    invalid(outcome, &["ferrite: B = ", "the time was over"]);
 }
 
 #[test]
@@ -336,7 +345,7 @@ fn a_plugin_that_is_replaced_during_the_run_is_refused() {
     let plugin = folder.join("libplugin.so");
     std::fs::copy(loopback(), &plugin).expect("it can be copied");
     let file = plugin.to_str().expect("it is text");
-    let mut arguments = vec!["bench", "--plugin", file, "--reps", "1"];
+    let mut arguments = vec!["bench", "--plugin", file];
     arguments.extend(FAST);
     let outcome = ferrite(&arguments, &[("LOOPBACK_FAULT", "grow"), ("LOOPBACK_FILE", file)]);
     invalid(outcome, &["was replaced during the run"]);
@@ -553,10 +562,7 @@ fn a_full_disk_behind_stdout_ends_with_2() {
 fn a_report_is_written_although_stdout_is_full() {
     let (folder, plugin) = (Scratch::new(), loopback());
     let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-        .args([
-            "bench", "--verbs", "system", "--quick", "--slice", "1", "--sizes", "8", "--reps", "1",
-            "--plugin",
-        ])
+        .args(["bench", "--verbs", "system", "--seconds", "1", "--sizes", "8", "--plugin"])
         .args([text(&plugin), "--connections", "2", "--report", text(&folder)])
         .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
         .output()
@@ -564,7 +570,7 @@ fn a_report_is_written_although_stdout_is_full() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("cannot write to stdout"), "{stderr}");
-    for file in ["raw.json", "report.md", "report.svg"] {
+    for file in ["raw.json", "report.md", "report.svg", "report.html"] {
         assert!(folder.join(file).exists(), "{file}");
     }
 }
@@ -622,30 +628,17 @@ fn an_interrupted_comparison_reports_what_it_has() {
     let (folder, nccl, plugin) = (Scratch::new(), fake_nccl(), loopback());
     let mut arguments =
         vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-    arguments.extend([
-        "--quick",
-        "--slice",
-        "1",
-        "--sizes",
-        "8",
-        "--reps",
-        "1000",
-        "--report",
-        text(&folder),
-    ]);
-    // Two pairs verify; the third of the second repetition is the eighth; each has two processes
-    // that say this.
-    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 16);
+    arguments.extend(["--sizes", "8", "--seconds", "600", "--report", text(&folder)]);
+    // Two pairs verify; the third set is the fifth; each has two processes, of which each says this
+    // for each side.
+    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 4 + 3 * 4);
     assert_eq!(code, Some(130), "{stderr}");
-    assert!(
-        stdout.contains("PARTIAL: interrupted after ") && stdout.contains("B/A [interval]"),
-        "{stdout}"
-    );
+    assert!(stdout.starts_with("INTERRUPTED; until then: UNDECIDED in 5 of 5 groups"), "{stdout}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
-    assert!(!record.complete && record.sessions.len() >= 3, "{} sessions", record.sessions.len());
-    assert!(read("report.md").contains("**PARTIAL: interrupted after "), "{}", read("report.md"));
+    assert!(!record.complete && record.sets.len() >= 2, "{} sets", record.sets.len());
+    assert!(read("report.md").contains("**INTERRUPTED; until then: "), "{}", read("report.md"));
 }
 
 #[test]

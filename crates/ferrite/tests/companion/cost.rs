@@ -123,8 +123,7 @@ fn the_report_of_measurements_tells_what_messages_cost() {
     let path = |part: &str| dist.join(part).display().to_string();
     let (plugin, softrnic, report) =
         (path(PARTS[0]), path("softrnic"), folder.path().display().to_string());
-    let short =
-        ["--reps", "1", "--slice", "1", "--sizes", "8", "--connections", "1", "--report", &report];
+    let short = ["--seconds", "1", "--sizes", "8", "--connections", "1", "--report", &report];
     let all = [&["bench", "--plugin", &plugin, "--softrnic", &softrnic][..], &short].concat();
     let (code, stdout, stderr) = ferrite(&all, &[("FERRITE_LANES", "2")]);
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -438,7 +437,7 @@ fn fabrics_that_no_process_takes_part_in_are_removed_and_others_are_not() {
     killed.signal(libc::SIGKILL);
     assert!(killed.ended().is_killed_by(libc::SIGKILL));
     assert!(shm.join(living).exists() && shm.join(dead).exists());
-    let arguments = ["bench", "--plugin", &text(&plugin), "--quick", "--timeout", "60"];
+    let arguments = ["bench", "--plugin", &text(&plugin), "--timeout", "60"];
     // It ends by saying that this transport uses no software device.
     let (_, _, said) =
         ferrite(&arguments, &[("FERRITE_DIST", &text(&dist)), ("SOFTRNIC_SHM_DIR", &folder)]);

@@ -15,7 +15,7 @@ use testkit::{Scratch, program};
 /// `ferrite compare` of the loopback with a stand-in for NCCL.
 fn compare() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-    command.args(["compare", "--verbs", "system", "--quick", "--sizes", "8", "--connections", "2"]);
+    command.args(["compare", "--verbs", "system", "--sizes", "8", "--connections", "2"]);
     command.args(["--timeout", "30", "--token", "t", "--plugin"]).arg(loopback());
     command.env("FERRITE_NCCL", fake_nccl()).env_remove("RUST_LOG");
     command
@@ -31,16 +31,14 @@ struct Server {
 
 /// One that measures for the shortest time.
 fn server(words: &[&str]) -> Server {
-    server_of("1", "1", words, "warn")
+    server_of("1", words, "warn")
 }
 
-/// One that measures so often, for so many milliseconds each.
-fn server_of(reps: &str, slice: &str, words: &[&str], log: &str) -> Server {
+/// One that measures for so many seconds.
+fn server_of(seconds: &str, words: &[&str], log: &str) -> Server {
     let report = Scratch::new();
     let mut command = compare();
-    command
-        .args(["--serve", "127.0.0.1:0", "--reps", reps, "--slice", slice, "--report"])
-        .arg(report.path());
+    command.args(["--serve", "127.0.0.1:0", "--seconds", seconds, "--report"]).arg(report.path());
     command.args(words).env("RUST_LOG", log);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
@@ -124,7 +122,7 @@ fn two_hosts_bring_one_report_that_names_both() {
     host.arg(&server.place).env("RUST_LOG", "debug").env("NCCL_IB_TC", "106");
     let host = program::run(&mut host);
     let (code, stdout, stderr) = server.ended();
-    // One repetition tells nothing.
+    // A second tells nothing.
     assert_eq!((code, host.status.code()), (3, Some(0)), "{stdout}{stderr}{host}");
     let read =
         |name: &str| std::fs::read_to_string(server.report.join(name)).expect("it was written");
@@ -133,7 +131,7 @@ fn two_hosts_bring_one_report_that_names_both() {
     assert!(record.complete && !there.host.is_empty(), "{there:?}");
     assert_eq!(there.environment.get("NCCL_IB_TC").map(String::as_str), Some("106"));
     assert!(record.rows.iter().all(|row| row.judgement.ratio.is_some()), "{:?}", record.rows);
-    let on = format!("rank 0 on {} loop0, rank 1 on {} loop0", record.machine.host, there.host);
+    let on = format!("{} loop0 to {} loop0", record.machine.host, there.host);
     assert!(stdout.contains(&on), "{stdout}");
     for text in [&stdout, &read("report.md")] {
         assert!(text.contains("the hosts are not alike: NCCL_IB_TC is unset on"), "{text}");
@@ -182,7 +180,7 @@ fn a_host_that_goes_away_or_talks_nonsense_ends_the_comparison_in_words() {
 fn a_host_that_is_killed_in_a_session_is_told() {
     let _turn = PairPermit::wait();
     let told = (0..10).find_map(|_| {
-        let mut server = server_of("1", "2000", &[], "debug");
+        let mut server = server_of("600", &[], "debug");
         let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
         // Two verify.
         server.wait_for_sessions(3);
@@ -200,15 +198,15 @@ fn a_host_that_is_killed_in_a_session_is_told() {
 #[test]
 fn an_interrupted_comparison_reports_what_it_has_and_lets_the_other_host_go() {
     let _turn = PairPermit::wait();
-    let mut server = server_of("1000", "1", &[], "debug");
+    let mut server = server_of("600", &[], "debug");
     let host = compare().arg(&server.place).stderr(Stdio::piped()).spawn().expect("started");
-    // Two pairs verify, three are a repetition: the sixth of rank 0 is of the second one.
-    server.wait_for_sessions(6);
+    // Two pairs verify, and a pair says it for both sides: the eighth of rank 0 is of the third set.
+    server.wait_for_sessions(8);
     // SAFETY: a signal to the child, which has not been waited for.
     unsafe { libc::kill(server.child.id().cast_signed(), libc::SIGINT) };
     let (code, stdout, stderr) = server.ended();
     assert_eq!(code, 130, "{stdout}{stderr}");
-    assert!(stdout.contains("PARTIAL: interrupted after "), "{stdout}");
+    assert!(stdout.contains("INTERRUPTED; until then: "), "{stdout}");
     let host = host.wait_with_output().expect("it ends");
     assert_eq!(host.status.code(), Some(0), "{}", String::from_utf8_lossy(&host.stderr));
 }
@@ -217,9 +215,9 @@ fn an_interrupted_comparison_reports_what_it_has_and_lets_the_other_host_go() {
 #[test]
 fn an_interrupted_comparison_reports_what_it_has_if_the_other_host_is_gone() {
     let _turn = PairPermit::wait();
-    let mut server = server_of("1000", "1", &[], "debug");
+    let mut server = server_of("600", &[], "debug");
     let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
-    server.wait_for_sessions(6);
+    server.wait_for_sessions(8);
     // SAFETY: a signal to the child, which has not been waited for.
     let signal = |signal| unsafe { libc::kill(server.child.id().cast_signed(), signal) };
     signal(libc::SIGSTOP);
@@ -229,7 +227,7 @@ fn an_interrupted_comparison_reports_what_it_has_if_the_other_host_is_gone() {
     signal(libc::SIGCONT);
     let (code, stdout, stderr) = server.ended();
     assert_eq!(code, 130, "{stdout}{stderr}");
-    assert!(stdout.contains("PARTIAL: interrupted after "), "{stdout}");
+    assert!(stdout.contains("INTERRUPTED; until then: "), "{stdout}");
 }
 
 /// The host trusts the server no more than that one trusts it.
