@@ -16,6 +16,7 @@ use crate::hosts::Role;
 use crate::measure::plan::Scope;
 use crate::nccl::library;
 use crate::nccl::library::Source;
+use crate::report::table;
 use crate::report::verdict;
 use crate::report::verdict::conclusion;
 use crate::run::compare::CompareRequest;
@@ -227,6 +228,9 @@ impl Common {
         }
         let (record, problem) = compare::run(request, &runner)?;
         // Each is told whether or not the other can be written.
+        if let Some(words) = table::different_variables(&record) {
+            output::write_stderr(format_args!("{words}"));
+        }
         let printed = output::write_stdout(&verdict::first_screen(&record));
         report::write(&record, &self.report)?;
         printed?;

@@ -119,13 +119,7 @@ pub(crate) fn warnings(record: &Record) -> Vec<String> {
         let all = record.machine.cpus;
         format!("note: other work kept {busy:.1} of {all} CPUs busy when the run began")
     });
-    let same = if let [a, b] = &record.sides[..] {
-        let is_same = a.sha256 == b.sha256 && a.variables == b.variables;
-        is_same.then(|| "note: A and B are the same file".to_owned())
-    } else {
-        None
-    };
-    [same, different_variables(record), busy].into_iter().flatten().collect()
+    [different_variables(record), busy].into_iter().flatten().collect()
 }
 
 /// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
@@ -145,7 +139,7 @@ pub(crate) fn host_of(record: &Record, rank: usize) -> String {
 }
 
 /// The variables of transports that the two hosts have not alike.
-fn different_variables(record: &Record) -> Option<String> {
+pub(crate) fn different_variables(record: &Record) -> Option<String> {
     let other = record.other_machine.as_ref()?;
     let different = differing(&record.machine.environment, &other.environment);
     let value = |value: &Option<&String>| {

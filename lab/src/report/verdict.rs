@@ -1,9 +1,9 @@
 //! What a run showed: in a line, in a line for each group, and as one of three conclusions.
 
 use crate::measure::metric::{Better, Metric};
-use crate::report::table::{host_of, percent, warnings};
+use crate::report::table::{host_of, percent};
 use crate::results::judgement::{Finding, Judgement};
-use crate::results::record::Record;
+use crate::results::record::{Record, Side};
 use crate::results::rows::{self, Group};
 use crate::verbs::Verbs;
 
@@ -48,12 +48,12 @@ const NAME: usize = 17;
 /// adds.
 pub(crate) fn first_screen(record: &Record) -> String {
     let mut lines = vec![verdict(record)];
-    let titles: Vec<String> = record
-        .sides
-        .iter()
-        .map(|side| format!("{} = {}", side.label, side.short_title()))
-        .collect();
-    lines.push(format!("  {}, {}", titles.join(", "), place(record)));
+    let title = |side: &Side| format!("{} = {}", side.label, side.short_title());
+    let titles = match &record.sides[..] {
+        [a, b] if a.sha256 == b.sha256 => format!("A = {}, the same file", title(b)),
+        sides => sides.iter().map(title).collect::<Vec<_>>().join(", "),
+    };
+    lines.push(format!("  {titles}, {}", place(record)));
     lines.push(format!("  {:<NAME$}{}", "data", data(record)));
     if record.sides.len() < 2 {
         lines.extend(record.rows.iter().map(|row| {
@@ -67,7 +67,6 @@ pub(crate) fn first_screen(record: &Record) -> String {
             format!("  {:<NAME$}{}{row}", group.name, group.words())
         }));
     }
-    lines.extend(warnings(record).first().map(|warning| format!("  {warning}")));
     lines.iter().map(|line| fit(line) + "\n").collect()
 }
 

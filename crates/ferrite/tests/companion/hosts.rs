@@ -133,7 +133,7 @@ fn two_hosts_bring_one_report_that_names_both() {
     assert!(record.rows.iter().all(|row| row.judgement.ratio.is_some()), "{:?}", record.rows);
     let on = format!("{} loop0 to {} loop0", record.machine.host, there.host);
     assert!(stdout.contains(&on), "{stdout}");
-    for text in [&stdout, &read("report.md")] {
+    for text in [&stderr, &read("report.md")] {
         assert!(text.contains("the hosts are not alike: NCCL_IB_TC is unset on"), "{text}");
     }
     // The variable of B reaches rank 1 as well, and A does not get it.
