@@ -115,7 +115,9 @@ class Proof:
         (folder / "raw.json").unlink(missing_ok=True)
         blocks = [one for each in raw["sets"] for turns in each["turns"] if turns["bytes"] for one in turns["disturbed"]]
         findings = {group["name"]: (group["finding"], interval(group)) for group in raw["groups"]}
-        run = Run(case, number, took, done.returncode, findings, len(raw["sets"]), sum(blocks) / max(len(blocks), 1), done.stdout + done.stderr)
+        run = Run(
+            case, number, took, done.returncode, findings, len(raw["sets"]), sum(blocks) / max(len(blocks), 1), done.stdout + done.stderr
+        )
         return run, raw
 
     def calibrate(self) -> None:
