@@ -99,7 +99,7 @@ pub enum Error {
         /// Its label, and what it is.
         side: String,
         /// What happened.
-        problem: Box<Error>,
+        problem: Box<Self>,
         /// What was measured until then.
         so_far: Option<String>,
     },

@@ -244,7 +244,7 @@ impl Common {
 
     fn scope(&self) -> Scope {
         let scope = Scope {
-            seconds: self.seconds.unwrap_or(Scope::default().seconds),
+            seconds: self.seconds.unwrap_or_else(|| Scope::default().seconds),
             connections: self.connections,
             streams: self.streams,
             ..Scope::default()

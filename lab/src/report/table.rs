@@ -68,10 +68,10 @@ pub(crate) fn tables(record: &Record) -> Vec<Table> {
 }
 
 /// The groups of rows, if there are any.
-pub(super) fn groups<'r, G: 'r>(groups: &'r [G], name: fn(&G) -> (String, Better)) -> Option<Table>
-where
-    G: AsRef<Judgement>,
-{
+pub(super) fn groups<'r, G: AsRef<Judgement> + 'r>(
+    groups: &'r [G],
+    name: fn(&G) -> (String, Better),
+) -> Option<Table> {
     let mut columns = vec![Column::new("group", move |group: &G| name(group).0)];
     columns.extend(judged(move |group: &G| {
         let (text, better) = name(group);
