@@ -15,15 +15,15 @@ fn main() {
         .join("versions.map");
     std::fs::write(&script, maps.iter().map(read).collect::<String>())
         .expect("OUT_DIR can be written to");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    println!("cargo:rustc-link-arg=-Wl,--version-script={}", script.display());
+    println!("cargo:rustc-link-arg=-Wl,-soname,libibverbs.so.1");
     // A function that the oldest glibc lacks is an error of the build, not of the day when it is
     // loaded. A sanitizer's are in the program.
     if std::env::var_os("CARGO_CFG_SANITIZE").is_none() {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
+        println!("cargo:rustc-link-arg=-Wl,-z,defs");
     }
     // A thread and an exit handler outlive any dlclose.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rustc-link-arg=-Wl,-z,nodelete");
     for read in maps.iter().chain(&["build.rs"]) {
         println!("cargo:rerun-if-changed={read}");
     }

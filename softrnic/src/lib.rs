@@ -245,3 +245,10 @@ mod remote;
 mod rules;
 mod shm;
 mod verbs;
+
+/// The verbs as functions, and their structures: for a library that has these devices beneath
+/// another libibverbs (softrnic/provider).
+pub mod calls {
+    pub use crate::abi::types;
+    pub use crate::verbs::*;
+}

@@ -11,6 +11,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::find::{Failure, RUN, named, print};
+use crate::provider::Provider;
 
 /// Prints the environment in which programs use the device, for a shell: eval "$(softrnic env)"
 ///
@@ -38,7 +39,7 @@ impl Options {
     }
 
     fn text(&self, fabric: Option<&str>) -> Result<String, String> {
-        let set = self.settings.variables(fabric, None)?;
+        let set = self.settings.variables(fabric, None, None)?;
         for (name, value) in &set {
             // SAFETY: this program has one thread.
             unsafe { std::env::set_var(name, value) };
@@ -225,13 +226,8 @@ impl Library {
 
     /// A flavour that is installed beside this program.
     fn installed(flavour: &str) -> Result<Self, String> {
-        let exe = std::env::current_exe().and_then(|exe| exe.canonicalize());
-        let exe = exe.map_err(|error| format!("cannot tell where this program is: {error}"))?;
-        let folder = exe
-            .ancestors()
-            .nth(2)
-            .map(|root| root.join(flavour))
-            .filter(|folder| has_library(folder));
+        let exe = this_program()?;
+        let folder = beside(&exe, flavour).filter(|folder| has_library(folder));
         folder.map(Self).ok_or_else(|| {
             format!(
                 "no ../{flavour}/libibverbs.so.1 beside {}; name its folder with --library",
@@ -253,6 +249,17 @@ impl Library {
     pub(crate) fn file(&self) -> PathBuf {
         self.0.join("libibverbs.so.1")
     }
+}
+
+/// Where this program is.
+pub(crate) fn this_program() -> Result<PathBuf, String> {
+    let exe = std::env::current_exe().and_then(|exe| exe.canonicalize());
+    exe.map_err(|error| format!("cannot tell where this program is: {error}"))
+}
+
+/// The folder of that name beside the program's.
+pub(crate) fn beside(program: &Path, folder: &str) -> Option<PathBuf> {
+    program.ancestors().nth(2).map(|root| root.join(folder))
 }
 
 fn has_library(folder: &Path) -> bool {
@@ -331,14 +338,21 @@ impl Settings {
         &self,
         fabric: Option<&str>,
         program: Option<&OsStr>,
+        provider: Option<Provider>,
     ) -> Result<Vec<(&'static str, OsString)>, String> {
-        let library = match &self.library {
-            Some(folder) => Library::named(folder, program)?,
-            None if self.tools => Library::tools()?,
-            None => Library::of(program)?,
+        let library = || match &self.library {
+            Some(folder) => Library::named(folder, program),
+            None if self.tools => Library::tools(),
+            None => Library::of(program),
         };
-        let mut set =
-            vec![("LD_LIBRARY_PATH", library.path()), ("NCCL_IBVERBS_LIB", library.file().into())];
+        let mut set = match provider {
+            Some(provider) => provider.variables()?,
+            None => {
+                let library = library()?;
+                let file = library.file().into();
+                vec![("LD_LIBRARY_PATH", library.path()), ("NCCL_IBVERBS_LIB", file)]
+            }
+        };
         set.push(("SOFTRNIC_FABRIC", named(fabric).unwrap_or_else(fresh_name).into()));
         let given = [
             ("SOFTRNIC_DEVICES", &self.devices),

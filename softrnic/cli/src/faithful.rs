@@ -18,38 +18,43 @@ use std::{fs, io, ptr};
 use clap::Args;
 use ibverbs::control::{Device, DeviceName, GidKind, LinkLayer, Port};
 
+use crate::provider::Front;
+
 const CLASS: &str = "/sys/class";
 /// Where kernel modules that lend memory to NICs show themselves.
 const MEMORY: &str = "/sys/kernel/mm";
 
 /// Puts this process into a namespace where sysfs shows `devices`. With `has_peermem` also the sign
-/// by which NCCL knows that GPU memory can be registered by its address.
+/// by which NCCL knows that GPU memory can be registered by its address. With a `front` the devices
+/// are those of its driver.
 pub(crate) fn enter(
     devices: &[Device],
     places: &PciPlaces,
     has_peermem: bool,
+    front: Option<&Front>,
     is_verbose: bool,
 ) -> Result<(), String> {
-    let found = choose(devices.len(), places);
+    // Existing PCI functions have drivers of their own, as their files tell.
+    let found = if front.is_some() { None } else { choose(devices.len(), places) };
+    let option = if front.is_some() { "--provider" } else { "--faithful" };
     enter_namespace().map_err(|(what, error)| {
         format!(
-            "--faithful needs a mount namespace of its own, but {what}: {error}; allow user namespaces \
+            "{option} needs a mount namespace of its own, but {what}: {error}; allow user namespaces \
              (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone; in a container: --privileged), or run \
-             without --faithful"
+             without {option}"
         )
     })?;
-    let describe =
-        |dir: &str, (what, error): Failure| format!("--faithful: {dir}: {what}: {error}");
+    let describe = |dir: &str, (what, error): Failure| format!("{option}: {dir}: {what}: {error}");
     overlay(Path::new(CLASS)).map_err(|failure| describe(CLASS, failure))?;
     if has_peermem {
         overlay(Path::new(MEMORY)).map_err(|failure| describe(MEMORY, failure))?;
         let built = memory_peer(Path::new(MEMORY));
-        built.map_err(|error| format!("--faithful: cannot fill {MEMORY}/memory_peers: {error}"))?;
+        built.map_err(|error| format!("{option}: cannot fill {MEMORY}/memory_peers: {error}"))?;
     }
-    let built = build(Path::new(CLASS), devices, found.as_deref());
+    let built = build(Path::new(CLASS), devices, found.as_deref(), front);
     let paths =
-        built.map_err(|error| format!("--faithful: cannot fill {CLASS}/infiniband: {error}"))?;
-    show(devices).map_err(|failure| describe(FOLDER, failure))?;
+        built.map_err(|error| format!("{option}: cannot fill {CLASS}/infiniband: {error}"))?;
+    show(devices, front).map_err(|failure| describe(FOLDER, failure))?;
     for (device, path) in devices.iter().zip(&paths).filter(|_| is_verbose) {
         eprintln!("softrnic: {CLASS}/infiniband/{} is at {}", device.name, path.display());
     }
@@ -139,13 +144,14 @@ const DEV: &str = "/dev";
 const FOLDER: &str = "/dev/infiniband";
 
 /// Fills the folder for `devices`, in this process's mount namespace.
-fn show(devices: &[Device]) -> Result<(), Failure> {
+fn show(devices: &[Device], front: Option<&Front>) -> Result<(), Failure> {
+    let kind = if front.is_some() { "uverbs" } else { "softverbs" };
     if !Path::new(FOLDER).is_dir() {
         replace_dev()?;
     }
     tmpfs(Path::new(FOLDER))?;
     for (index, _) in devices.iter().enumerate() {
-        let node = Path::new(FOLDER).join(format!("softverbs{index}"));
+        let node = Path::new(FOLDER).join(format!("{kind}{index}"));
         File::create(&node).map_err(cannot("a file cannot be made"))?;
         bind(Path::new("/dev/null"), &node)?;
     }
@@ -270,20 +276,31 @@ fn parse_pci(text: &str) -> Result<(DeviceName, PathBuf), String> {
 
 /// Fills `class`/infiniband; `places` are existing PCI devices, or else some are made up. Returns
 /// where each device is.
-fn build(class: &Path, devices: &[Device], places: Option<&[PathBuf]>) -> io::Result<Vec<PathBuf>> {
+fn build(
+    class: &Path,
+    devices: &[Device],
+    places: Option<&[PathBuf]>,
+    front: Option<&Front>,
+) -> io::Result<Vec<PathBuf>> {
+    if front.is_some() {
+        let verbs = class.join("infiniband_verbs");
+        fs::create_dir_all(&verbs)?;
+        put(&verbs, &[("abi_version", "6".to_owned())])?;
+    }
     let mut paths = Vec::new();
     for (index, device) in devices.iter().enumerate() {
         let place = match places {
             Some(places) => places[index].clone(),
-            None => make_up(class, index, is_paired(devices))?,
+            None => make_up(class, index, is_paired(devices), front)?,
         };
-        let dir = class.join("infiniband").join(device.name.to_string());
+        let name = front.map_or_else(|| device.name.to_string(), |front| front.device(index));
+        let dir = class.join("infiniband").join(&name);
         fs::create_dir_all(&dir)?;
         symlink(&place, dir.join("device"))?;
         let files = [
             ("node_type", "1: CA".to_owned()),
-            ("node_desc", device.name.to_string()),
-            ("hca_type", "softrnic".to_owned()),
+            ("node_desc", name.clone()),
+            ("hca_type", front.map_or_else(|| "softrnic".to_owned(), Front::card)),
             ("hw_rev", "0".to_owned()),
             ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
             ("node_guid", groups(device.guid)),
@@ -294,6 +311,17 @@ fn build(class: &Path, devices: &[Device], places: Option<&[PathBuf]>) -> io::Re
             build_port(&dir.join("ports").join(port.name.port.to_string()), port)?;
         }
         paths.push(place);
+    }
+    // libibverbs lists them as they come, the last one first.
+    for (index, place) in paths.iter().enumerate().rev() {
+        let Some(front) = front else { break };
+        let verbs = class.join("infiniband_verbs").join(format!("uverbs{index}"));
+        fs::create_dir_all(&verbs)?;
+        symlink(place, verbs.join("device"))?;
+        // The numbers of what is bound to the node.
+        let name = front.device(index);
+        let files = [("ibdev", name), ("dev", "1:3".to_owned()), ("abi_version", front.abi())];
+        put(&verbs, &files)?;
     }
     Ok(paths)
 }
@@ -370,22 +398,32 @@ fn signalling(gbps: u32) -> &'static str {
 }
 
 /// A PCI device that does not exist, with what programs read of one.
-fn make_up(class: &Path, index: usize, is_same_card: bool) -> io::Result<PathBuf> {
+fn make_up(
+    class: &Path,
+    index: usize,
+    is_same_card: bool,
+    front: Option<&Front>,
+) -> io::Result<PathBuf> {
+    let (vendor, part) = front.map_or((0xf000, 1), |front| (front.vendor(), front.part));
+    let (vendor, part) = (format!("0x{vendor:04x}"), format!("0x{part:04x}"));
     let bus = class.join("softrnic/pcife00:00");
     let dir = bus.join(made_up(index, is_same_card));
     fs::create_dir_all(&dir)?;
     let files = [
         ("class", "0x020700"),
-        ("vendor", "0xf000"),
-        ("device", "0x0001"),
-        ("subsystem_vendor", "0xf000"),
-        ("subsystem_device", "0x0001"),
+        ("vendor", &vendor),
+        ("device", &part),
+        ("subsystem_vendor", &vendor),
+        ("subsystem_device", &part),
         ("max_link_speed", "32.0 GT/s PCIe"),
         ("max_link_width", "16"),
         ("numa_node", "-1"),
         ("local_cpus", "ffffffff"),
     ];
     put(&dir, &files.map(|(name, text)| (name, text.to_owned())))?;
+    if let Some(front) = front {
+        put(&dir, &[("modalias", front.alias())])?;
+    }
     let kind = class.join("softrnic/pci");
     fs::create_dir_all(&kind)?;
     symlink(kind, dir.join("subsystem"))?;

@@ -4,6 +4,7 @@ mod change;
 mod env;
 mod faithful;
 mod find;
+mod provider;
 mod run;
 mod stat;
 // The plugin's own, which says which build this is.

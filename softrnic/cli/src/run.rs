@@ -13,6 +13,7 @@ use ibverbs::control::gpu_helper::{Stage, serve};
 use crate::env::{Settings, variable};
 use crate::faithful;
 use crate::find::{Failure, forget_old_runs, to_look_at};
+use crate::provider::{Front, Provider};
 
 /// Runs a program on the software device. What it starts takes part as well.
 ///
@@ -28,6 +29,10 @@ pub(crate) struct Options {
     /// Show the devices in /sys/class/infiniband as well, in a private mount namespace
     #[arg(long)]
     faithful: bool,
+    /// Beneath the system's own libibverbs and this driver library of it, which the program finds
+    /// instead of softrnic's library: as kernel and card. It implies --faithful
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pci", "tools", "library"])]
+    provider: Option<Provider>,
     #[command(flatten)]
     pci: faithful::PciPlaces,
     /// Say what is set
@@ -54,7 +59,8 @@ pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Failure {
 
 fn prepare(options: &Options, fabric: Option<&str>) -> Result<(), String> {
     forget_old_runs();
-    let mut set = options.settings.variables(fabric, Some(&options.command[0]))?;
+    let program = Some(options.command[0].as_os_str());
+    let mut set = options.settings.variables(fabric, program, options.provider)?;
     if options.pci.same_card {
         set.push(("SOFTRNIC_CARD", "2".into()));
     }
@@ -66,11 +72,13 @@ fn prepare(options: &Options, fabric: Option<&str>) -> Result<(), String> {
         unsafe { std::env::set_var(name, value) };
     }
     let planned = ibverbs::control::planned()?;
-    if options.faithful {
+    let front = options.provider.map(Front::planned).transpose()?;
+    if options.faithful || front.is_some() {
         // Others may use the fabric already, and have decided what its devices are like.
         let devices = to_look_at(fabric).map_or(planned, |network| network.report().devices);
         let has_peermem = matches!(variable("SOFTRNIC_GPU").as_deref(), Some("peermem" | "both"));
-        faithful::enter(&devices, &options.pci, has_peermem, options.verbose)?;
+        let (places, is_verbose) = (&options.pci, options.verbose);
+        faithful::enter(&devices, places, has_peermem, front.as_ref(), is_verbose)?;
     }
     Ok(())
 }

@@ -5,4 +5,4 @@ pub(crate) mod names;
 pub(crate) mod qp_ex;
 #[cfg(any(feature = "tools", test))]
 pub(crate) mod rdma_cm;
-pub(crate) mod types;
+pub mod types;

@@ -20,6 +20,7 @@ pub use crate::control::network::Found;
 pub use crate::control::network::InForce;
 pub use crate::control::network::clean;
 pub use crate::control::network::planned;
+pub use crate::control::network::planned_part;
 pub use crate::control::network::remains;
 pub use crate::control::report::Capacities;
 pub use crate::control::report::Commands;

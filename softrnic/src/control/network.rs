@@ -370,6 +370,14 @@ impl Network {
     }
 }
 
+/// The number by which the maker of the cards that this environment asks for names them.
+///
+/// # Errors
+/// A sentence: a setting is wrong.
+pub fn planned_part() -> Result<u32, String> {
+    Ok(Settings::from_env()?.driver.vendor_part_id)
+}
+
 /// The devices that a fabric will have whose first process starts with this environment. The error
 /// is a sentence.
 pub fn planned() -> Result<Vec<Device>, String> {

@@ -35,7 +35,7 @@ use crate::shm::file::Failure;
 use crate::shm::slots::{GIDS, PortSlot};
 use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
-unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
+pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
     let mut found = 0;
     let list = pointer(|| {
         let fabric = engine()?.fabric;
@@ -65,7 +65,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Devi
 }
 export!("ibv_get_device_list", "IBVERBS_1.1", get_device_list);
 
-unsafe extern "C" fn free_device_list(list: *mut *mut types::Device) {
+pub unsafe extern "C" fn free_device_list(list: *mut *mut types::Device) {
     // SAFETY: allocated by `get_device_list`; the devices themselves stay.
     unsafe { libc::free(list.cast()) };
 }
@@ -85,13 +85,13 @@ unsafe extern "C" fn get_device_guid(device: *const types::Device) -> u64 {
 }
 export!("ibv_get_device_guid", "IBVERBS_1.1", get_device_guid);
 
-unsafe extern "C" fn get_device_index(device: *const types::Device) -> c_int {
+pub unsafe extern "C" fn get_device_index(device: *const types::Device) -> c_int {
     // SAFETY: the caller's handle.
     unsafe { Device::from_abi(device) }.index as c_int
 }
 export!("ibv_get_device_index", "IBVERBS_1.9", get_device_index);
 
-pub(super) unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
+pub unsafe extern "C" fn open_device(device: *const types::Device) -> *mut types::Context {
     pointer(|| {
         let engine = engine()?;
         // SAFETY: the caller's handle.
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn open_device(device: *const types::Device) -> *mu
 }
 export!("ibv_open_device", "IBVERBS_1.1", open_device);
 
-unsafe extern "C" fn close_device(context: *mut types::Context) -> c_int {
+pub unsafe extern "C" fn close_device(context: *mut types::Context) -> c_int {
     code(|| {
         // SAFETY: takes back what `open_device` leaked; objects that still refer to the context
         // keep it.
@@ -132,7 +132,7 @@ unsafe extern "C" fn close_device(context: *mut types::Context) -> c_int {
 }
 export!("ibv_close_device", "IBVERBS_1.1", close_device);
 
-unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceAttr) -> c_int {
+pub unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceAttr) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
@@ -208,7 +208,7 @@ unsafe extern "C" fn query_port(handle: *mut types::Context, port: u8, out: *mut
 export!("ibv_query_port", "IBVERBS_1.1", query_port);
 
 /// Through `verbs_context`: newer headers say how long their structure is.
-unsafe extern "C" fn query_port_ex(
+pub unsafe extern "C" fn query_port_ex(
     handle: *mut types::Context,
     port: u8,
     out: *mut u8,
@@ -604,7 +604,7 @@ unsafe fn write_entry(out: *mut u8, size: usize, entry: &GidEntry) {
     }
 }
 
-unsafe extern "C" fn query_gid_ex(
+pub unsafe extern "C" fn query_gid_ex(
     handle: *mut types::Context,
     port: u32,
     index: u32,
@@ -628,7 +628,7 @@ export!("_ibv_query_gid_ex", "IBVERBS_1.11", query_gid_ex);
 
 /// All entries of all ports that are not empty. Returns how many there are, or a negative errno
 /// value.
-unsafe extern "C" fn query_gid_table(
+pub unsafe extern "C" fn query_gid_table(
     handle: *mut types::Context,
     out: *mut u8,
     room: usize,
@@ -689,7 +689,10 @@ fn is_of_qp(kind: u32) -> bool {
     (event::QP_FATAL..=event::SQ_DRAINED).contains(&kind) || kind == event::QP_LAST_WQE_REACHED
 }
 
-unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut AsyncEvent) -> c_int {
+pub unsafe extern "C" fn get_async_event(
+    handle: *mut types::Context,
+    out: *mut AsyncEvent,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
@@ -719,7 +722,7 @@ unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut Asyn
 }
 export!("ibv_get_async_event", "IBVERBS_1.1", get_async_event);
 
-unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
+pub unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
     code(|| {
         // SAFETY: the caller's structure.
         let event = unsafe { &*given };

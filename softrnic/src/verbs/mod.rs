@@ -5,6 +5,12 @@
 //! say. That is what the `SAFETY` comments below mean by "the caller's handle" and "the caller's
 //! structure".
 
+#![allow(
+    missing_docs,
+    clippy::missing_safety_doc,
+    reason = "the verbs interface says what each function does, and the contract is above"
+)]
+
 mod absent;
 // Its tests run in either flavour.
 #[cfg(any(feature = "tools", test))]
@@ -16,6 +22,15 @@ mod post;
 #[cfg(feature = "tools")]
 mod private;
 mod queues;
+
+pub use device::{
+    ack_async_event, close_device, free_device_list, get_async_event, get_device_index,
+    get_device_list, open_device, query_device, query_gid_ex, query_gid_table, query_port_ex,
+};
+pub use post::{
+    alloc_pd, dealloc_pd, dereg_mr, poll, post_recv, post_send, reg_dmabuf_mr, reg_mr_iova2,
+};
+pub use queues::{create_cq, create_qp, destroy_cq, destroy_qp, modify_qp, query_qp};
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -41,7 +41,7 @@ pub(super) unsafe fn elements<'a>(list: *const Sge, count: c_int) -> Result<&'a 
     }
 }
 
-pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
+pub unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
     // SAFETY: the caller's handle.
     let cq: &Cq = unsafe { object(handle) };
     let Ok(room) = usize::try_from(room) else { return -libc::EINVAL };
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     }
 }
 
-pub(crate) unsafe extern "C" fn post_recv(
+pub unsafe extern "C" fn post_recv(
     handle: *mut types::Qp,
     list: *mut RecvWr,
     bad: *mut *mut RecvWr,
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     rc
 }
 
-pub(crate) unsafe extern "C" fn post_send(
+pub unsafe extern "C" fn post_send(
     handle: *mut types::Qp,
     list: *mut SendWr,
     bad: *mut *mut SendWr,
@@ -266,7 +266,7 @@ fn copy_inline(sges: &[Sge], slot: &mut [u8]) {
     }
 }
 
-pub(super) unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
+pub unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd {
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd = Pd::new(unsafe { context(handle) }?)?;
@@ -279,7 +279,7 @@ pub(super) unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut ty
 }
 export!("ibv_alloc_pd", "IBVERBS_1.1", alloc_pd);
 
-unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
+pub unsafe extern "C" fn dealloc_pd(handle: *mut types::Pd) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let pd: &Pd = unsafe { object(handle) };
@@ -337,7 +337,7 @@ unsafe extern "C" fn reg_mr_iova(
 }
 export!("ibv_reg_mr_iova", "IBVERBS_1.7", reg_mr_iova);
 
-unsafe extern "C" fn reg_mr_iova2(
+pub unsafe extern "C" fn reg_mr_iova2(
     pd: *mut types::Pd,
     addr: *mut c_void,
     length: usize,
@@ -350,7 +350,7 @@ export!("ibv_reg_mr_iova2", "IBVERBS_1.8", reg_mr_iova2);
 
 /// Callers probe with no descriptor and look at errno: EBADF where dma-bufs can be registered, else
 /// EOPNOTSUPP.
-unsafe extern "C" fn reg_dmabuf_mr(
+pub unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut types::Pd,
     _offset: u64,
     length: usize,
@@ -414,7 +414,7 @@ unsafe extern "C" fn rereg_mr(
 }
 export!("ibv_rereg_mr", "IBVERBS_1.1", rereg_mr);
 
-unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
+pub unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
     code(|| {
         // SAFETY: the caller's handle. The parent domain that it was registered with may be gone.
         let pd = Arc::clone(unsafe { object::<Mr, _>(handle) }.pd());

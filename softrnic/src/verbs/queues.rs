@@ -24,7 +24,7 @@ use crate::verbs::device::engine_of;
 use crate::verbs::post::elements;
 use crate::verbs::{code, context, extended_qps, object, pointer, shared};
 
-pub(super) unsafe extern "C" fn create_cq(
+pub unsafe extern "C" fn create_cq(
     handle: *mut types::Context,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -92,7 +92,7 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
 }
 export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
 
-pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
+pub unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let cq: &Cq = unsafe { object(handle) };
@@ -110,10 +110,7 @@ pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-pub(super) unsafe extern "C" fn create_qp(
-    pd: *mut types::Pd,
-    init: *mut QpInitAttr,
-) -> *mut types::Qp {
+pub unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
     pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
@@ -205,7 +202,7 @@ unsafe fn make_qp(
     Ok(handle)
 }
 
-pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
+pub unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -223,7 +220,7 @@ pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
 }
 export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
 
-pub(super) unsafe extern "C" fn modify_qp(
+pub unsafe extern "C" fn modify_qp(
     handle: *mut types::Qp,
     attr: *const QpAttr,
     mask: c_int,
@@ -240,7 +237,7 @@ pub(super) unsafe extern "C" fn modify_qp(
 }
 export!("ibv_modify_qp", "IBVERBS_1.1", modify_qp);
 
-unsafe extern "C" fn query_qp(
+pub unsafe extern "C" fn query_qp(
     handle: *mut types::Qp,
     attr: *mut QpAttr,
     _mask: c_int,

@@ -1,0 +1,59 @@
+//! softrnic as kernel and card beneath the system's own libibverbs and its driver library (called
+//! a provider) for ConnectX. The library is preloaded: `softrnic run --provider mlx5 -- PROGRAM`.
+//!
+//! ```text
+//!   program ── libibverbs ── libmlx5          the system's, unmodified
+//!                 │             │
+//!              commands      work requests in its send and receive queues, completions in its
+//!                 │             │            completion queues, how far they are filled
+//!              preload ─────────┤            functions of the C library and of libibverbs, replaced
+//!                 │             │
+//!              command       objects         the kernel's answers; the kernel's objects
+//!                 │             │
+//!               uapi          mlx5           numbers and structures of the kernel; of the provider
+//!                               │
+//!                           softrnic         executes: keys, timers, faults, events
+//! ```
+//!
+//! After each call that posts, and before each that polls, the work requests that the provider has
+//! written are posted to softrnic. Before a poll, softrnic's completions are written into the
+//! provider's completion queue. No thread takes part in this. One thread for each open device
+//! translates asynchronous events.
+//!
+//! What another provider needs is in one file: [`provider::Provider`] is what it implements.
+
+mod command;
+mod mlx5;
+mod objects;
+mod preload;
+mod provider;
+mod uapi;
+
+use std::fmt;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Prints one line that begins with `softrnic: `.
+fn say(line: fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "softrnic: {line}");
+}
+
+/// A panic of another thread that held it does not make its data unusable.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The calling thread's errno.
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// What a call of softrnic returned that returns an errno value.
+fn check(code: i32) -> Result<(), i32> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+/// What a call of softrnic made that returns NULL and sets errno where it fails.
+fn made<T>(pointer: *mut T) -> Result<*mut T, i32> {
+    if pointer.is_null() { Err(errno().max(1)) } else { Ok(pointer) }
+}

@@ -1,0 +1,548 @@
+//! libmlx5: what the kernel's driver tells it, and its queues. Numbers in them are big endian.
+//!
+//! | queue | |
+//! |---|---|
+//! | record of a queue pair | two words of 32 bits: receives posted, blocks of sends posted, 16 bits each |
+//! | send | blocks of 64 bytes: a control segment of 16, for remote memory 16, for an atomic 16, then the data |
+//! | data of a send | elements of 16 bytes (length, key, address), or 4 bytes of length with its highest bit set, and the data itself |
+//! | receive | elements of 16 bytes; key 0x100 ends the list |
+//! | record of a completion queue | completions polled, 24 bits |
+//! | completion | 64 bytes; the last one has the kind, and a bit that changes with each turn of the ring |
+
+use std::mem::size_of;
+use std::ptr;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use ibverbs::calls::types::{Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
+
+use crate::objects::Context;
+use crate::provider::{CqMemory, Done, EMPTY, Label, Outcome, Provider, QpMemory, Request};
+use crate::uapi::{Call, Cap, Plain, bytes, read};
+
+pub(crate) struct Mlx5;
+
+/// The answer when a device is opened.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ContextAnswer {
+    qp_tab_size: u32,
+    bf_reg_size: u32,
+    /// 0: pages of doorbell registers are objects, not mapped with the device.
+    tot_bfregs: u32,
+    cache_line_size: u32,
+    max_sq_desc_sz: u16,
+    max_rq_desc_sz: u16,
+    max_send_wqebb: u32,
+    max_recv_wr: u32,
+    max_srq_recv_wr: u32,
+    num_ports: u16,
+    flow_action_flags: u16,
+    comp_mask: u32,
+    response_length: u32,
+    cqe_version: u8,
+    cmds_supp_uhw: u8,
+    eth_min_inline: u8,
+    clock_info_versions: u8,
+    hca_core_clock_offset: u64,
+    log_uar_size: u32,
+    num_uars_per_page: u32,
+    num_dyn_bfregs: u32,
+    dump_fill_mkey: u32,
+}
+
+/// Of `comp_mask`: options of enhanced connection establishment, and the step from SQD to RTS.
+const HAS_ECE: u32 = 4;
+const HAS_SQD_TO_RTS: u32 = 8;
+
+/// What libmlx5 says of a completion queue.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CqInput {
+    buffer: u64,
+    record: u64,
+    cqe_size: u32,
+    /// Completions that are made shorter: whether, and how.
+    compression: [u8; 2],
+    flags: u16,
+    page: u32,
+    reserved: u32,
+}
+
+/// What it says of a queue pair.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QpInput {
+    /// Of the receive queue, which the send queue follows.
+    buffer: u64,
+    record: u64,
+    send_blocks: u32,
+    receives: u32,
+    receive_shift: u32,
+    flags: u32,
+    user: u32,
+    register: u32,
+    send_buffer: u64,
+    ece: u32,
+    streams: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QpAnswer {
+    register: u32,
+    ece: u32,
+    rest: [u64; 4],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ModifyInput {
+    comp_mask: u32,
+    burst: [u32; 2],
+    ece: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ModifyAnswer {
+    response_length: u32,
+    dctn: u32,
+    ece: u32,
+    reserved: u32,
+}
+
+// SAFETY: whole numbers only, and no padding: the sizes below are the sums of the fields.
+unsafe impl Plain for ContextAnswer {}
+// SAFETY: as above.
+unsafe impl Plain for CqInput {}
+// SAFETY: as above.
+unsafe impl Plain for QpInput {}
+// SAFETY: as above.
+unsafe impl Plain for QpAnswer {}
+// SAFETY: as above.
+unsafe impl Plain for ModifyInput {}
+// SAFETY: as above.
+unsafe impl Plain for ModifyAnswer {}
+
+const _: () = {
+    assert!(size_of::<ContextAnswer>() == 72 && size_of::<CqInput>() == 32);
+    assert!(size_of::<QpInput>() == 56 && size_of::<QpAnswer>() == 40);
+    assert!(size_of::<ModifyInput>() == 16 && size_of::<ModifyAnswer>() == 16);
+};
+
+/// Objects of libmlx5's own, and their methods.
+const DEVX: u16 = 0x1000;
+const UAR: u16 = 0x1008;
+const FIRST: u16 = 0x1000;
+const SECOND: u16 = 0x1001;
+/// Attributes of both.
+const INPUT_OR_HANDLE: u16 = 0x1000;
+const OUTPUT: u16 = 0x1001;
+const UAR_OFFSET: u16 = 0x1002;
+const UAR_LENGTH: u16 = 0x1003;
+const UAR_PAGE: u16 = 0x1004;
+/// A command of the firmware: what the card can do beyond the verbs.
+const QUERY_HCA_CAP: [u8; 2] = [1, 0];
+const PAGE: u32 = 4096;
+
+/// The option that these cards offer for enhanced connection establishment.
+const ECE: u32 = 1;
+
+/// The most that softrnic has: entries of a queue, elements and inline bytes of a request.
+const MOST: Cap =
+    Cap { send_wr: 16384, recv_wr: 16384, send_sge: 16, recv_sge: 16, inline_data: 1024 };
+
+impl Provider for Mlx5 {
+    fn context(&self, ports: u32) -> Vec<u8> {
+        let answer = ContextAnswer {
+            qp_tab_size: 1 << 18,
+            bf_reg_size: 512,
+            tot_bfregs: 0,
+            cache_line_size: 64,
+            max_sq_desc_sz: 1024,
+            max_rq_desc_sz: 512,
+            max_send_wqebb: 32768,
+            max_recv_wr: 32768,
+            max_srq_recv_wr: 32767,
+            num_ports: ports as u16,
+            flow_action_flags: 0,
+            comp_mask: HAS_ECE | HAS_SQD_TO_RTS,
+            response_length: size_of::<ContextAnswer>() as u32,
+            cqe_version: 1,
+            cmds_supp_uhw: 3,
+            eth_min_inline: 1,
+            clock_info_versions: 0,
+            hca_core_clock_offset: 0,
+            log_uar_size: PAGE.ilog2(),
+            num_uars_per_page: 1,
+            num_dyn_bfregs: 0,
+            dump_fill_mkey: 0,
+        };
+        bytes(&answer).to_vec()
+    }
+
+    /// No offloads; a mask, and the length of the answer.
+    fn device(&self) -> Vec<u8> {
+        let mut answer = vec![0; 104];
+        answer[4] = answer.len() as u8;
+        answer
+    }
+
+    fn cq(&self, input: &[u8], cqe: u32) -> Result<Box<dyn CqMemory>, i32> {
+        let input: CqInput = read(input);
+        let size = cqe.wrapping_add(1);
+        if !size.is_power_of_two() || input.cqe_size as usize != CQE || input.compression[0] != 0 {
+            return Err(libc::EINVAL);
+        }
+        let (buffer, record) = (address(input.buffer), address(input.record));
+        Ok(Box::new(CqRing { buffer, record: record.cast(), size }))
+    }
+
+    fn cq_answer(&self, number: u32) -> Vec<u8> {
+        [number.to_ne_bytes(), [0; 4]].concat()
+    }
+
+    fn qp(&self, input: &[u8]) -> Result<Box<dyn QpMemory>, i32> {
+        const SIGNATURE: u32 = 1;
+        let QpInput { buffer, record, send_blocks, receives, receive_shift, flags, user, .. } =
+            read(input);
+        let is_ring = |count: u32| count == 0 || count.is_power_of_two();
+        if !is_ring(send_blocks)
+            || !is_ring(receives)
+            || send_blocks > 32768
+            || receives > 32768
+            || receive_shift > 10
+            || flags & SIGNATURE != 0
+        {
+            return Err(libc::EINVAL);
+        }
+        let receive = address(buffer);
+        Ok(Box::new(QpRings {
+            receive,
+            receives,
+            receive_shift,
+            send: receive.wrapping_add((receives << receive_shift) as usize),
+            send_blocks,
+            record: address(record).cast(),
+            user,
+        }))
+    }
+
+    fn qp_answer(&self, input: &[u8]) -> Vec<u8> {
+        let input: QpInput = read(input);
+        let ece = if input.ece == 0 { 0 } else { ECE };
+        bytes(&QpAnswer { register: input.register, ece, rest: [0; 4] }).to_vec()
+    }
+
+    fn modify_answer(&self, input: &[u8]) -> Vec<u8> {
+        let input: ModifyInput = read(input);
+        let response_length = size_of::<ModifyAnswer>() as u32;
+        let answer = ModifyAnswer { response_length, dctn: 0, ece: input.ece & ECE, reserved: 0 };
+        bytes(&answer).to_vec()
+    }
+
+    fn command(&self, context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
+        match call.what {
+            (UAR, FIRST) => {
+                let page = context.pages.fetch_add(1, SeqCst) + 1;
+                call.set(INPUT_OR_HANDLE, page.into());
+                call.output(UAR_OFFSET, &u64::from(page * PAGE).to_ne_bytes());
+                call.output(UAR_LENGTH, &PAGE.to_ne_bytes());
+                call.output(UAR_PAGE, &page.to_ne_bytes());
+                Ok(())
+            }
+            (UAR, SECOND) => Ok(()),
+            (DEVX, FIRST) if call.input(INPUT_OR_HANDLE)?.starts_with(&QUERY_HCA_CAP) => {
+                call.output(OUTPUT, &[]);
+                Ok(())
+            }
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+/// An address that the library has passed as a number.
+fn address(number: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(number as usize)
+}
+
+/// How many bytes a completion has.
+const CQE: usize = 64;
+/// Its last word is written after all others.
+const LAST: usize = CQE - size_of::<u64>();
+/// Kinds of completions.
+mod kind {
+    pub(super) const REQUEST: u8 = 0;
+    pub(super) const RECEIVED_WRITE: u8 = 1;
+    pub(super) const RECEIVED: u8 = 2;
+    pub(super) const RECEIVED_IMMEDIATE: u8 = 3;
+    pub(super) const FAILED_REQUEST: u8 = 13;
+    pub(super) const FAILED_RECEIVE: u8 = 14;
+}
+
+struct CqRing {
+    buffer: *mut u8,
+    record: *mut u32,
+    size: u32,
+}
+// SAFETY: the memory belongs to the provider, which reads and writes it as cards expect; what is
+// written here is written under the lock of the completion queue.
+unsafe impl Send for CqRing {}
+// SAFETY: as above.
+unsafe impl Sync for CqRing {}
+
+impl CqMemory for CqRing {
+    fn room(&self, written: u32) -> u32 {
+        // SAFETY: the provider's record, which stays as long as the completion queue.
+        let polled = u32::from_be(unsafe { AtomicU32::from_ptr(self.record) }.load(Acquire));
+        self.size.saturating_sub(written.wrapping_sub(polled) & 0xff_ffff)
+    }
+
+    fn write(&self, written: u32, done: &Done) {
+        let mut cqe = encode(done);
+        cqe[CQE - 1] |= u8::from(written & self.size != 0);
+        let place = (written & (self.size - 1)) as usize;
+        let (first, last) = cqe.split_at(LAST);
+        let last = u64::from_ne_bytes(std::array::from_fn(|at| last[at]));
+        // SAFETY: the provider's buffer has `size` completions, and nobody else writes this one.
+        unsafe {
+            let cqe = self.buffer.add(place * CQE);
+            ptr::copy_nonoverlapping(first.as_ptr(), cqe, LAST);
+            AtomicU64::from_ptr(cqe.add(LAST).cast()).store(last, Release);
+        }
+    }
+}
+
+/// A completion, for an even turn of the ring.
+fn encode(done: &Done) -> [u8; CQE] {
+    let Done { user, label, wc } = done;
+    let mut cqe = [0; CQE];
+    let mut put = |at: usize, bytes: &[u8]| cqe[at..at + bytes.len()].copy_from_slice(bytes);
+    let has_imm = wc.wc_flags & WC_WITH_IMM != 0;
+    let kind = match (wc.status, label.is_receive) {
+        (0, false) => kind::REQUEST,
+        (0, true) if wc.opcode == wc_opcode::RECV_RDMA_WITH_IMM => kind::RECEIVED_WRITE,
+        (0, true) if has_imm => kind::RECEIVED_IMMEDIATE,
+        (0, true) => kind::RECEIVED,
+        (_, false) => kind::FAILED_REQUEST,
+        (_, true) => kind::FAILED_RECEIVE,
+    };
+    put(32, &(*user as u32).to_be_bytes());
+    if wc.status == 0 {
+        put(24, &(wc.src_qp & 0xff_ffff).to_be_bytes());
+        // Bytes of the network, as the peer's program gave them.
+        put(36, &wc.imm_data.to_ne_bytes());
+        put(44, &wc.byte_len.to_be_bytes());
+    } else {
+        put(54, &[wc.vendor_err as u8, syndrome(wc.status)]);
+    }
+    put(56, &(u32::from(label.opcode) << 24 | wc.qp_num & 0xff_ffff).to_be_bytes());
+    put(60, &label.index.to_be_bytes());
+    put(63, &[kind << 4]);
+    cqe
+}
+
+/// What a card calls a failure.
+fn syndrome(status: u32) -> u8 {
+    const OTHER: u8 = 0x22;
+    let table = [
+        (Status::LocLen, 0x01),
+        (Status::LocQpOp, 0x02),
+        (Status::LocProt, 0x04),
+        (Status::Flush, 0x05),
+        (Status::RemInvReq, 0x12),
+        (Status::RemAccess, 0x13),
+        (Status::RemOp, 0x14),
+        (Status::RetryExceeded, 0x15),
+        (Status::RnrRetryExceeded, 0x16),
+    ];
+    table.iter().find(|(known, _)| *known as u32 == status).map_or(OTHER, |(_, code)| *code)
+}
+
+/// Sends lie on blocks of so many bytes.
+const BLOCK: usize = 64;
+/// Segments and elements have so many.
+const SEGMENT: usize = 16;
+/// The longest send: 63 segments.
+const LONGEST: usize = 63 * SEGMENT;
+/// A length with this bit is followed by the data itself.
+const INLINE: u32 = 1 << 31;
+/// The key that ends a list of elements.
+const END: u32 = 0x100;
+
+struct QpRings {
+    receive: *mut u8,
+    receives: u32,
+    receive_shift: u32,
+    send: *mut u8,
+    send_blocks: u32,
+    record: *mut u32,
+    user: u32,
+}
+// SAFETY: the memory belongs to the provider, which writes it before it counts it as posted.
+unsafe impl Send for QpRings {}
+// SAFETY: as above.
+unsafe impl Sync for QpRings {}
+
+impl QpRings {
+    /// How much has been posted: of receives (0), of blocks of sends (1).
+    fn posted(&self, which: usize) -> u16 {
+        // SAFETY: the provider's record, which stays as long as the queue pair.
+        let word = unsafe { AtomicU32::from_ptr(self.record.add(which)) }.load(Acquire);
+        u32::from_be(word) as u16
+    }
+
+    /// The segment that begins so many bytes behind a block of the send queue.
+    fn segment(&self, block: u32, offset: usize) -> [u8; SEGMENT] {
+        let ring = self.send_blocks as usize * BLOCK;
+        let at = (block as usize * BLOCK + offset) & (ring - 1);
+        // SAFETY: within the provider's ring, whose length is a multiple of a segment's.
+        unsafe { self.send.add(at).cast::<[u8; SEGMENT]>().read() }
+    }
+}
+
+impl QpMemory for QpRings {
+    fn cap(&self, asked: Cap) -> Cap {
+        let elements = |bytes: usize| (bytes / SEGMENT) as u32;
+        // libmlx5 grants what fills up the blocks of a request.
+        let data = (asked.inline_data + 4).max(asked.send_sge * SEGMENT as u32) + BLOCK as u32;
+        Cap {
+            send_wr: self.send_blocks.min(MOST.send_wr),
+            recv_wr: self.receives.min(MOST.recv_wr),
+            send_sge: asked.send_sge.clamp(1, MOST.send_sge),
+            recv_sge: elements(1 << self.receive_shift).clamp(1, MOST.recv_sge),
+            inline_data: data.min(MOST.inline_data),
+        }
+    }
+
+    fn user(&self) -> u64 {
+        self.user.into()
+    }
+
+    fn send(&self, at: u32, request: &mut Request) -> Option<u32> {
+        if self.send_blocks == 0 || at as u16 == self.posted(1) {
+            return None;
+        }
+        let count = usize::from(self.segment(at, 0)[7] & 0x3f).max(1);
+        let mut wqe = [0; LONGEST];
+        for (segment, place) in wqe
+            .chunks_exact_mut(SEGMENT)
+            .take(count)
+            .enumerate()
+            .map(|(index, place)| (self.segment(at, index * SEGMENT), place))
+        {
+            place.copy_from_slice(&segment);
+        }
+        decode(&wqe[..count * SEGMENT], request);
+        Some(at.wrapping_add((count * SEGMENT).div_ceil(BLOCK) as u32))
+    }
+
+    fn receive(&self, at: u32, elements: &mut Vec<Sge>) -> Option<u32> {
+        if self.receives == 0 || at as u16 == self.posted(0) {
+            return None;
+        }
+        elements.clear();
+        let place = ((at & (self.receives - 1)) as usize) << self.receive_shift;
+        for index in 0..(1_usize << self.receive_shift) / SEGMENT {
+            // SAFETY: within the provider's ring.
+            let segment: [u8; SEGMENT] =
+                unsafe { self.receive.add(place + index * SEGMENT).cast::<[u8; SEGMENT]>().read() };
+            let element = element(&segment);
+            if element.lkey == END {
+                break;
+            }
+            elements.push(element);
+        }
+        Some(at.wrapping_add(1))
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn element(segment: &[u8]) -> Sge {
+    let length = word(segment, 0) & !INLINE;
+    Sge { addr: long(segment, 8), length, lkey: word(segment, 4) }
+}
+
+/// Numbers of operations.
+mod operation {
+    pub(super) const NOP: u8 = 0;
+    pub(super) const WRITE: u8 = 8;
+    pub(super) const WRITE_IMM: u8 = 9;
+    pub(super) const SEND: u8 = 0x0a;
+    pub(super) const SEND_IMM: u8 = 0x0b;
+    pub(super) const READ: u8 = 0x10;
+    pub(super) const COMPARE_AND_SWAP: u8 = 0x11;
+    pub(super) const FETCH_AND_ADD: u8 = 0x12;
+}
+
+/// Reads a send of whole segments.
+fn decode(wqe: &[u8], request: &mut Request) {
+    const SIGNALED: u8 = 8;
+    const SOLICITED: u8 = 2;
+    const FENCES: u8 = 0xe0;
+    const SMALL_FENCE: u8 = 0x20;
+    request.elements.clear();
+    request.inline.clear();
+    let (opcode, flags) = (wqe[3], wqe[11]);
+    let index = (word(wqe, 0) >> 8) as u16;
+    request.label = Label { index, opcode, is_receive: false };
+    // Bytes of the network, as the program gave them.
+    let imm_data = u32::from_ne_bytes(std::array::from_fn(|at| wqe[12 + at]));
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    let is_fenced = flags & FENCES > SMALL_FENCE;
+    let mut wr = EMPTY;
+    wr.imm_data = imm_data;
+    wr.send_flags = flag(flags & SIGNALED != 0, send_flag::SIGNALED)
+        | flag(flags & SOLICITED != 0, send_flag::SOLICITED)
+        | flag(is_fenced, send_flag::FENCE);
+    let (code, remote) = match opcode {
+        operation::WRITE => (wr_opcode::RDMA_WRITE, 1),
+        operation::WRITE_IMM => (wr_opcode::RDMA_WRITE_WITH_IMM, 1),
+        operation::SEND => (wr_opcode::SEND, 0),
+        operation::SEND_IMM => (wr_opcode::SEND_WITH_IMM, 0),
+        operation::READ => (wr_opcode::RDMA_READ, 1),
+        operation::COMPARE_AND_SWAP => (wr_opcode::ATOMIC_CMP_SWAP, 2),
+        operation::FETCH_AND_ADD => (wr_opcode::ATOMIC_FETCH_ADD, 2),
+        operation::NOP if flags & SIGNALED == 0 => return request.what = Outcome::Nothing,
+        _ => return request.what = Outcome::Unknown,
+    };
+    wr.opcode = code;
+    let mut at = SEGMENT * (1 + remote);
+    if wqe.len() < at {
+        return request.what = Outcome::Unknown;
+    }
+    if remote > 0 {
+        (wr.remote_addr, wr.rkey) = (long(wqe, 16), word(wqe, 24));
+    }
+    if remote > 1 {
+        let (swap_or_add, compare) = (long(wqe, 32), long(wqe, 40));
+        let is_swap = opcode == operation::COMPARE_AND_SWAP;
+        let operands = if is_swap { [compare, swap_or_add] } else { [swap_or_add, 0] };
+        wr.set_atomic(wr.remote_addr, operands, wr.rkey);
+    }
+    while at + SEGMENT <= wqe.len() {
+        let length = word(wqe, at);
+        if length & INLINE == 0 {
+            request.elements.push(element(&wqe[at..]));
+            at += SEGMENT;
+            continue;
+        }
+        let length = (length & !INLINE) as usize;
+        let Some(data) = wqe.get(at + 4..at + 4 + length) else {
+            return request.what = Outcome::Unknown;
+        };
+        request.inline.extend_from_slice(data);
+        wr.send_flags |= send_flag::INLINE;
+        at += (4 + length).next_multiple_of(SEGMENT);
+    }
+    request.wr = wr;
+    request.what = Outcome::Posted;
+}

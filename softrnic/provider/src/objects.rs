@@ -1,0 +1,606 @@
+//! What the kernel keeps for a program: an open device, and the objects that are made on it. Each
+//! is an object of softrnic, with the memory in which the provider keeps its queues.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use ibverbs::calls;
+use ibverbs::calls::types;
+use ibverbs::calls::types::{AsyncEvent, QpAttr, RecvWr, Sge, Status, Wc, event, qp_state};
+use ibverbs::calls::types::{qp_attr, send_flag};
+
+use crate::provider::{CqMemory, Done, Label, Outcome, Provider, QpMemory, Request};
+use crate::uapi::{EventRecord, bytes, read};
+use crate::{check, errno, lock, made, say};
+
+/// Objects of one kind, by their handles.
+pub(crate) struct Table<T> {
+    last: AtomicU32,
+    entries: RwLock<HashMap<u32, Arc<T>>>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { last: AtomicU32::new(0), entries: RwLock::default() }
+    }
+}
+
+impl<T> Table<T> {
+    /// A handle that no other object has had.
+    pub(crate) fn handle(&self) -> u32 {
+        self.last.fetch_add(1, SeqCst) + 1
+    }
+
+    pub(crate) fn add(&self, handle: u32, made: T) -> Arc<T> {
+        let made = Arc::new(made);
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.insert(handle, Arc::clone(&made));
+        made
+    }
+
+    /// EINVAL if there is none.
+    pub(crate) fn get(&self, handle: u32) -> Result<Arc<T>, i32> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.get(&handle).cloned().ok_or(libc::EINVAL)
+    }
+
+    pub(crate) fn remove(&self, handle: u32) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.remove(&handle);
+    }
+
+    fn handles(&self) -> Vec<u32> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.keys().copied().collect()
+    }
+}
+
+/// An object of softrnic.
+pub(crate) struct Card<T>(pub(crate) *mut T);
+// SAFETY: softrnic's objects may be used by any thread; who destroys one has its handle removed.
+unsafe impl<T> Send for Card<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Card<T> {}
+
+/// The provider's functions, which the hooks of `preload` stand in front of.
+#[derive(Default)]
+pub(crate) struct Hooked {
+    pub(crate) post_send: AtomicUsize,
+    pub(crate) post_recv: AtomicUsize,
+    pub(crate) poll_cq: AtomicUsize,
+}
+
+/// An open device.
+pub(crate) struct Context {
+    /// The process that opened it. A child that inherits it may not use it.
+    pid: u32,
+    pub(crate) provider: &'static dyn Provider,
+    pub(crate) card: Card<types::Context>,
+    pub(crate) ports: u32,
+    pub(crate) pds: Table<Card<types::Pd>>,
+    pub(crate) mrs: Table<Card<types::Mr>>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) qps: Table<Qp>,
+    pub(crate) hooked: Hooked,
+    /// Pages of doorbell registers that have been given out.
+    pub(crate) pages: AtomicU32,
+    events: OnceLock<Events>,
+    translator: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Context {
+    /// Opens softrnic's device of this index.
+    pub(crate) fn open(index: usize, provider: &'static dyn Provider) -> Result<Self, i32> {
+        let mut count = 0;
+        // SAFETY: softrnic's own list, of `count` devices; one that is open stays without it.
+        let card = unsafe {
+            let list = made(calls::get_device_list(&raw mut count))?;
+            let device = (0..count as usize)
+                .map(|at| *list.add(at))
+                .find(|device| calls::get_device_index(*device) == index as i32);
+            let opened =
+                device.ok_or(libc::ENODEV).and_then(|device| made(calls::open_device(device)));
+            calls::free_device_list(list);
+            opened?
+        };
+        let mut context = Self {
+            pid: std::process::id(),
+            provider,
+            card: Card(card),
+            ports: 0,
+            pds: Table::default(),
+            mrs: Table::default(),
+            cqs: Table::default(),
+            qps: Table::default(),
+            hooked: Hooked::default(),
+            pages: AtomicU32::new(0),
+            events: OnceLock::new(),
+            translator: Mutex::default(),
+        };
+        context.ports = context.attributes()?.phys_port_cnt.into();
+        Ok(context)
+    }
+
+    pub(crate) fn attributes(&self) -> Result<types::DeviceAttr, i32> {
+        // SAFETY: whole numbers, for which 0 is a value.
+        let mut attributes: types::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: softrnic's handle.
+        check(unsafe { calls::query_device(self.card.0, &raw mut attributes) })?;
+        Ok(attributes)
+    }
+
+    /// The descriptor from which the program reads asynchronous events. From now on a thread
+    /// translates those of softrnic.
+    pub(crate) fn begin_events(&'static self) -> Result<RawFd, i32> {
+        if self.events.get().is_some() {
+            return Err(libc::EINVAL);
+        }
+        let (events, theirs) = Events::new()?;
+        // Nobody else can have set it: the library asks once for each device.
+        let _ = self.events.set(events);
+        let work = || self.translate();
+        let thread = std::thread::Builder::new().name("softrnic-events".to_owned()).spawn(work);
+        *lock(&self.translator) = Some(thread.map_err(|_| libc::EAGAIN)?);
+        Ok(theirs)
+    }
+
+    /// Passes events on until [`Self::close`] ends it.
+    fn translate(&self) {
+        let Some(events) = self.events.get() else { return };
+        // SAFETY: softrnic's handle.
+        let theirs = unsafe { (*self.card.0).async_fd };
+        loop {
+            let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut fds = [interest(theirs), interest(events.stop.as_raw_fd())];
+            // SAFETY: an array of two.
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            if fds[1].revents != 0 || (ready < 0 && errno() != libc::EINTR) {
+                return;
+            }
+            let mut event = AsyncEvent { element: 0, event_type: 0 };
+            // SAFETY: softrnic's handle. There is an event, which nobody else takes.
+            let has_one = fds[0].revents != 0
+                && unsafe { calls::get_async_event(self.card.0, &raw mut event) } == 0;
+            if has_one {
+                self.pass_on(events, &event);
+                // SAFETY: the event that was taken.
+                unsafe { calls::ack_async_event(&raw mut event) };
+            }
+        }
+    }
+
+    fn pass_on(&self, events: &Events, event: &AsyncEvent) {
+        let is_of_qp = (event::QP_FATAL..=event::SQ_DRAINED).contains(&event.event_type)
+            || event.event_type == event::QP_LAST_WQE_REACHED;
+        // SAFETY: softrnic's objects stay until their events are acknowledged. The word that
+        // each was created with is its handle here.
+        let (element, count) = unsafe {
+            if event.event_type == event::CQ_ERR {
+                let cq = self.cqs.get((*(event.element as *const types::Cq)).cq_context as u32);
+                cq.map_or((0, None), |cq| (cq.user, Some(Arc::clone(&cq.events))))
+            } else if is_of_qp {
+                let qp = self.qps.get((*(event.element as *const types::Qp)).qp_context as u32);
+                qp.map_or((0, None), |qp| (qp.user, Some(Arc::clone(&qp.events))))
+            } else {
+                (event.element as u64, None)
+            }
+        };
+        if element != 0 {
+            events.send(element, event.event_type, count.as_deref());
+        }
+    }
+
+    /// How many events of an object that is no more the program has read; those that it has not
+    /// read are taken back.
+    fn reported(&self, user: u64, count: &AtomicU32) -> u32 {
+        if let Some(events) = self.events.get() {
+            events.take_back(user, count);
+        }
+        count.load(SeqCst)
+    }
+
+    pub(crate) fn destroy_qp(&self, handle: u32) -> Result<u32, i32> {
+        let qp = self.qps.get(handle)?;
+        let _one_at_a_time = lock(&DESTROYING);
+        {
+            // Nobody is between taking its completions and writing them.
+            let mut sends = lock(&qp.send_cq.filling);
+            let is_one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+            let mut receives = (!is_one).then(|| lock(&qp.recv_cq.filling));
+            let mut _posting = (lock(&qp.sending), lock(&qp.receiving));
+            for filling in std::iter::once(&mut sends).chain(&mut receives) {
+                filling.qps.retain(|one| !Arc::ptr_eq(one, &qp));
+            }
+            qp.state.store(qp_state::RESET, SeqCst);
+            for cq in [&qp.send_cq, &qp.recv_cq] {
+                lock(&cq.failed).retain(|done| Label::of(done.wc.wr_id).0 != handle);
+            }
+        }
+        // SAFETY: softrnic's handle; nobody posts to it or polls for it any more.
+        check(unsafe { calls::destroy_qp(qp.card.0) })?;
+        self.qps.remove(handle);
+        Ok(self.reported(qp.user, &qp.events))
+    }
+
+    pub(crate) fn destroy_cq(&self, handle: u32) -> Result<u32, i32> {
+        let cq = self.cqs.get(handle)?;
+        // SAFETY: softrnic's handle; it is busy while queue pairs use it.
+        check(unsafe { calls::destroy_cq(cq.card.0) })?;
+        self.cqs.remove(handle);
+        Ok(self.reported(cq.user, &cq.events))
+    }
+
+    pub(crate) fn dereg_mr(&self, handle: u32) -> Result<(), i32> {
+        let mr = self.mrs.get(handle)?;
+        // SAFETY: softrnic's handle.
+        check(unsafe { calls::dereg_mr(mr.0) })?;
+        self.mrs.remove(handle);
+        Ok(())
+    }
+
+    pub(crate) fn dealloc_pd(&self, handle: u32) -> Result<(), i32> {
+        let pd = self.pds.get(handle)?;
+        // SAFETY: softrnic's handle; it is busy while anything uses it.
+        check(unsafe { calls::dealloc_pd(pd.0) })?;
+        self.pds.remove(handle);
+        Ok(())
+    }
+
+    /// Destroys what the program has left, as the kernel does when the descriptor is closed. A
+    /// child that closes what it has inherited leaves the parent's alone.
+    pub(crate) fn close(self: Box<Self>) {
+        if self.pid != std::process::id() {
+            // Its locks may be held by threads that the child does not have.
+            std::mem::forget(self);
+            return;
+        }
+        if let Some(events) = self.events.get() {
+            events.end();
+        }
+        if let Some(thread) = lock(&self.translator).take() {
+            let _ = thread.join();
+        }
+        for handle in self.qps.handles() {
+            let _ = self.destroy_qp(handle);
+        }
+        for handle in self.cqs.handles() {
+            let _ = self.destroy_cq(handle);
+        }
+        for handle in self.mrs.handles() {
+            let _ = self.dereg_mr(handle);
+        }
+        for handle in self.pds.handles() {
+            let _ = self.dealloc_pd(handle);
+        }
+        // SAFETY: softrnic's handle, which nothing uses any more.
+        unsafe { calls::close_device(self.card.0) };
+    }
+}
+
+/// Queue pairs are destroyed one after the other: each takes the locks of two completion queues.
+static DESTROYING: Mutex<()> = Mutex::new(());
+
+/// Asynchronous events on their way to the program. Each is a message of its own.
+struct Events {
+    /// Writes, and reads what the program has not read.
+    ours: Mutex<OwnedFd>,
+    theirs: OwnedFd,
+    /// Readable when the thread is to end.
+    stop: OwnedFd,
+    stopper: OwnedFd,
+}
+
+/// Two sockets of the local domain that keep messages apart.
+fn sockets() -> Result<[OwnedFd; 2], i32> {
+    let mut fds = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: an array of two.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
+        return Err(errno());
+    }
+    // SAFETY: descriptors that nobody else has.
+    Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+impl Events {
+    /// With the descriptor that the program reads from, and closes.
+    fn new() -> Result<(Self, RawFd), i32> {
+        let ([ours, theirs], [stop, stopper]) = (sockets()?, sockets()?);
+        // SAFETY: an open descriptor.
+        let copy = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 {
+            return Err(errno());
+        }
+        Ok((Self { ours: Mutex::new(ours), theirs, stop, stopper }, copy))
+    }
+
+    /// `count` is what the object has had.
+    fn send(&self, element: u64, kind: u32, count: Option<&AtomicU32>) {
+        let ours = lock(&self.ours);
+        if put(&ours, &EventRecord { element, kind, reserved: 0 }) {
+            count.inspect(|count| _ = count.fetch_add(1, SeqCst));
+        } else {
+            say(format_args!("an event of kind {kind} is lost: the program reads none"));
+        }
+    }
+
+    fn take_back(&self, user: u64, count: &AtomicU32) {
+        let ours = lock(&self.ours);
+        let mut kept = Vec::new();
+        let mut record = [0_u8; size_of::<EventRecord>()];
+        // SAFETY: an open descriptor, and as much room as is said.
+        while unsafe {
+            let (fd, at) = (self.theirs.as_raw_fd(), record.as_mut_ptr().cast());
+            libc::recv(fd, at, record.len(), libc::MSG_DONTWAIT)
+        } > 0
+        {
+            let one: EventRecord = read(&record);
+            if one.element == user {
+                count.fetch_sub(1, SeqCst);
+            } else {
+                kept.push(one);
+            }
+        }
+        for one in kept {
+            put(&ours, &one);
+        }
+    }
+
+    /// The thread returns.
+    fn end(&self) {
+        // SAFETY: an open descriptor.
+        unsafe { libc::shutdown(self.stopper.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
+/// Whether there was room for it.
+fn put(ours: &OwnedFd, record: &EventRecord) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let data = bytes(record);
+    // SAFETY: an open descriptor and so many bytes.
+    unsafe { libc::send(ours.as_raw_fd(), data.as_ptr().cast(), data.len(), flags) > 0 }
+}
+
+/// A completion queue.
+pub(crate) struct Cq {
+    pub(crate) card: Card<types::Cq>,
+    memory: Box<dyn CqMemory>,
+    filling: Mutex<Filling>,
+    /// Completions of requests that softrnic has not taken.
+    failed: Mutex<VecDeque<Done>>,
+    /// The application's word for it.
+    user: u64,
+    events: Arc<AtomicU32>,
+}
+
+#[derive(Default)]
+struct Filling {
+    /// How many completions have been written.
+    written: u32,
+    qps: Vec<Arc<Qp>>,
+}
+
+/// Completions that are moved at a time.
+const BATCH: usize = 16;
+
+impl Cq {
+    pub(crate) fn new(card: *mut types::Cq, memory: Box<dyn CqMemory>, user: u64) -> Self {
+        Self {
+            card: Card(card),
+            memory,
+            filling: Mutex::default(),
+            failed: Mutex::default(),
+            user,
+            events: Arc::default(),
+        }
+    }
+
+    /// Writes up to `wanted` completions for the provider to find, less those that it has not
+    /// polled. The error is one that a poll returns.
+    pub(crate) fn fill(&self, context: &Context, wanted: u32) -> Result<(), i32> {
+        let mut filling = lock(&self.filling);
+        // Requests that were posted without a call that is hooked.
+        for qp in &filling.qps {
+            if ptr::eq(&raw const *qp.send_cq, self) {
+                qp.take_sends();
+            }
+            if ptr::eq(&raw const *qp.recv_cq, self) {
+                qp.take_receives();
+            }
+        }
+        let mut left = wanted.min(self.memory.room(filling.written));
+        while left > 0
+            && let Some(done) = lock(&self.failed).pop_front()
+        {
+            self.write(&mut filling, &done);
+            left -= 1;
+        }
+        while left > 0 {
+            let mut found = [Wc::default(); BATCH];
+            let room = left.min(BATCH as u32);
+            // SAFETY: softrnic's handle, and an array of that size.
+            let count = unsafe { calls::poll(self.card.0, room as i32, found.as_mut_ptr()) };
+            let Ok(count) = usize::try_from(count) else { return Err(-count) };
+            for wc in &found[..count] {
+                let (handle, label) = Label::of(wc.wr_id);
+                // It is there as long as its completions are.
+                let Ok(qp) = context.qps.get(handle) else { continue };
+                let done = Done { user: qp.memory.user(), label, wc: *wc };
+                self.write(&mut filling, &done);
+            }
+            if count < room as usize {
+                break;
+            }
+            left -= count as u32;
+        }
+        Ok(())
+    }
+
+    fn write(&self, filling: &mut Filling, done: &Done) {
+        self.memory.write(filling.written, done);
+        filling.written = filling.written.wrapping_add(1);
+    }
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub(crate) card: Card<types::Qp>,
+    memory: Box<dyn QpMemory>,
+    handle: u32,
+    /// The application's word for it.
+    user: u64,
+    state: AtomicU32,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    sending: Mutex<Sending>,
+    receiving: Mutex<Receiving>,
+    events: Arc<AtomicU32>,
+}
+
+#[derive(Default)]
+struct Sending {
+    /// Where the next send begins that softrnic does not have.
+    at: u32,
+    request: Request,
+}
+
+#[derive(Default)]
+struct Receiving {
+    at: u32,
+    elements: Vec<Sge>,
+}
+
+impl Qp {
+    /// Enters it into its completion queues.
+    pub(crate) fn create(
+        context: &Context,
+        card: *mut types::Qp,
+        (handle, user): (u32, u64),
+        memory: Box<dyn QpMemory>,
+        [send_cq, recv_cq]: [Arc<Cq>; 2],
+    ) -> Arc<Self> {
+        let is_one = Arc::ptr_eq(&send_cq, &recv_cq);
+        let qp = Self {
+            card: Card(card),
+            memory,
+            handle,
+            user,
+            state: AtomicU32::new(qp_state::RESET),
+            send_cq,
+            recv_cq,
+            sending: Mutex::default(),
+            receiving: Mutex::default(),
+            events: Arc::default(),
+        };
+        let qp = context.qps.add(handle, qp);
+        lock(&qp.send_cq.filling).qps.push(Arc::clone(&qp));
+        if !is_one {
+            lock(&qp.recv_cq.filling).qps.push(Arc::clone(&qp));
+        }
+        qp
+    }
+
+    pub(crate) fn modify(&self, attr: &QpAttr, mask: i32) -> Result<(), i32> {
+        let (mut sending, mut receiving) = (lock(&self.sending), lock(&self.receiving));
+        // SAFETY: softrnic's handle.
+        check(unsafe { calls::modify_qp(self.card.0, attr, mask) })?;
+        if mask & qp_attr::STATE == 0 {
+            return Ok(());
+        }
+        self.state.store(attr.qp_state, SeqCst);
+        if attr.qp_state == qp_state::RESET {
+            (sending.at, receiving.at) = (0, 0);
+            for cq in [&self.send_cq, &self.recv_cq] {
+                lock(&cq.failed).retain(|done| Label::of(done.wc.wr_id).0 != self.handle);
+            }
+        }
+        drop((sending, receiving));
+        // They may have been posted before.
+        self.take_receives();
+        Ok(())
+    }
+
+    /// Posts the sends to softrnic that the provider has written since.
+    pub(crate) fn take_sends(&self) {
+        let mut sending = lock(&self.sending);
+        if self.state.load(SeqCst) < qp_state::RTS {
+            return;
+        }
+        let Sending { at, request } = &mut *sending;
+        // It is taken before it is executed: one that fails is not flushed as well.
+        while let Some(next) = self.memory.send(*at, request) {
+            *at = next;
+            let wr_id = request.label.wr_id(self.handle);
+            let posted = match request.what {
+                Outcome::Nothing => Ok(()),
+                Outcome::Unknown => Err(libc::EOPNOTSUPP),
+                Outcome::Posted => self.post(wr_id, request),
+            };
+            if posted.is_err() {
+                self.fail(wr_id, request.label);
+            }
+        }
+    }
+
+    fn post(&self, wr_id: u64, request: &mut Request) -> Result<(), i32> {
+        let inline = Sge {
+            addr: request.inline.as_ptr().expose_provenance() as u64,
+            length: request.inline.len() as u32,
+            lkey: 0,
+        };
+        let is_inline = request.wr.send_flags & send_flag::INLINE != 0;
+        let elements = if is_inline { std::slice::from_ref(&inline) } else { &request.elements };
+        let wr = &mut request.wr;
+        (wr.wr_id, wr.sg_list, wr.num_sge) = (wr_id, elements.as_ptr(), elements.len() as i32);
+        let mut bad = ptr::null_mut();
+        // SAFETY: softrnic's handle, and a request whose elements stay during the call.
+        check(unsafe { calls::post_send(self.card.0, wr, &raw mut bad) })
+    }
+
+    /// A request that softrnic refuses, though the provider has taken it: the card reports a
+    /// failure.
+    fn fail(&self, wr_id: u64, label: Label) {
+        let status = Status::LocQpOp as u32;
+        let wc = Wc { wr_id, status, qp_num: self.number(), ..Wc::default() };
+        lock(&self.send_cq.failed).push_back(Done { user: self.memory.user(), label, wc });
+        let attr = QpAttr { qp_state: qp_state::ERR, ..QpAttr::default() };
+        // SAFETY: softrnic's handle.
+        unsafe { calls::modify_qp(self.card.0, &raw const attr, qp_attr::STATE) };
+    }
+
+    /// Posts the receives to softrnic that the provider has written since.
+    pub(crate) fn take_receives(&self) {
+        let mut receiving = lock(&self.receiving);
+        if self.state.load(SeqCst) == qp_state::RESET {
+            return;
+        }
+        let Receiving { at, elements } = &mut *receiving;
+        while let Some(next) = self.memory.receive(*at, elements) {
+            let label = Label { index: *at as u16, opcode: 0, is_receive: true };
+            let mut wr = RecvWr {
+                wr_id: label.wr_id(self.handle),
+                next: ptr::null_mut(),
+                sg_list: elements.as_ptr(),
+                num_sge: elements.len() as i32,
+            };
+            let mut bad = ptr::null_mut();
+            // SAFETY: softrnic's handle, and a request whose elements stay during the call.
+            let code = unsafe { calls::post_recv(self.card.0, &raw mut wr, &raw mut bad) };
+            if code != 0 {
+                say(format_args!("queue pair {}: a receive is refused: {code}", self.number()));
+                return;
+            }
+            *at = next;
+        }
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: softrnic's handle.
+        unsafe { (*self.card.0).qp_num }
+    }
+}

@@ -1,0 +1,286 @@
+//! Functions that stand in front of those of the C library and of libibverbs.
+//!
+//! | function | |
+//! |---|---|
+//! | `ioctl` | carries commands out |
+//! | `mmap`, `mmap64` | pages of doorbell registers are ordinary memory |
+//! | `close` | of a device: destroys what the program has left |
+//! | `socket` | libibverbs asks the kernel for devices, and by files only where it cannot |
+//! | `verbs_set_ops` | the provider enters its functions for posting and polling; these get hooks |
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::mem::transmute;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+use ibverbs::calls::types;
+use ibverbs::calls::types::{RecvWr, SendWr, Wc, op_slot};
+
+use crate::objects::{Context, Hooked};
+use crate::uapi::{COMMAND, Call};
+use crate::{command, provider, say};
+
+/// Descriptors from here on are no devices.
+const DESCRIPTORS: usize = 1 << 16;
+/// The open device of each descriptor.
+static OPEN: [AtomicPtr<Context>; DESCRIPTORS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; DESCRIPTORS];
+
+/// The device that is open by this descriptor. The library closes it after all use.
+fn context(fd: c_int) -> Option<&'static Context> {
+    let slot = OPEN.get(usize::try_from(fd).ok()?)?;
+    // SAFETY: NULL, or leaked by `open`; it stays until the descriptor is closed.
+    unsafe { slot.load(Acquire).as_ref() }
+}
+
+/// Which device of `/dev/infiniband` a descriptor is of.
+fn device(fd: c_int) -> Option<usize> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    path.to_str()?.strip_prefix("/dev/infiniband/uverbs")?.parse().ok()
+}
+
+fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
+    let index = device(fd).ok_or(libc::ENOTTY)?;
+    let slot = usize::try_from(fd).ok().and_then(|fd| OPEN.get(fd)).ok_or(libc::EMFILE)?;
+    let Some(provider) = provider::by_driver(call.driver) else {
+        say(format_args!("driver {} of the kernel is not modelled; mlx5 is 1", call.driver));
+        return Err(libc::EOPNOTSUPP);
+    };
+    let context = Box::new(Context::open(index, provider)?);
+    command::describe(&context, call);
+    slot.store(Box::into_raw(context), SeqCst);
+    Ok(())
+}
+
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int {
+    if request != COMMAND {
+        // SAFETY: by the caller.
+        return unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) } as c_int;
+    }
+    let known = context(fd);
+    if known.is_none() && device(fd).is_none() {
+        // SAFETY: by the caller.
+        return unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) } as c_int;
+    }
+    let work = || {
+        // SAFETY: a command of the library.
+        let mut call = unsafe { Call::new(ptr::with_exposed_provenance_mut(argument)) };
+        match known {
+            _ if command::is_probe(&call) => Err(libc::ENOSPC),
+            None if command::opens(&call) => open(fd, &mut call),
+            None => Err(libc::EINVAL),
+            Some(context) => command::execute(context, &mut call),
+        }
+    };
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    match done.unwrap_or(Err(libc::EIO)) {
+        Ok(()) => 0,
+        Err(code) => {
+            // SAFETY: this thread's own.
+            unsafe { *libc::__errno_location() = code };
+            -1
+        }
+    }
+}
+
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    let is_memory = fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 && context(fd).is_some();
+    let (protection, flags, fd, offset): (c_int, c_int, c_int, c_long) = if is_memory {
+        let readable = protection | libc::PROT_READ;
+        (readable, flags | libc::MAP_ANONYMOUS, -1, 0)
+    } else {
+        (protection, flags, fd, offset)
+    };
+    // SAFETY: by the caller.
+    let mapped =
+        unsafe { libc::syscall(libc::SYS_mmap, at, length, protection, flags, fd, offset) };
+    ptr::with_exposed_provenance_mut(mapped as usize)
+}
+
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: by the caller; offsets have 64 bits in either.
+    unsafe { mmap(at, length, protection, flags, fd, offset) }
+}
+
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if let Some(slot) = usize::try_from(fd).ok().and_then(|fd| OPEN.get(fd))
+        && !slot.load(Relaxed).is_null()
+    {
+        let was = slot.swap(ptr::null_mut(), SeqCst);
+        if !was.is_null() {
+            // SAFETY: leaked by `open`; nobody uses it any more.
+            unsafe { Box::from_raw(was) }.close();
+        }
+    }
+    // SAFETY: by the caller.
+    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+}
+
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    const RDMA: c_int = 20;
+    if domain == libc::AF_NETLINK && protocol == RDMA {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::EPROTONOSUPPORT };
+        return -1;
+    }
+    // SAFETY: by the caller.
+    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
+}
+
+type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
+
+/// libibverbs' own. Programs may have loaded it for themselves alone, so it is asked for by name;
+/// the version of its private functions is a number.
+fn real_set_ops() -> Option<SetOps> {
+    static FOUND: OnceLock<Option<SetOps>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        // SAFETY: loads nothing.
+        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
+        if library.is_null() {
+            return None;
+        }
+        let found = (14..100).find_map(|version| {
+            let version = format!("IBVERBS_PRIVATE_{version}\0");
+            let version = version.as_ptr().cast::<c_char>();
+            // SAFETY: an open library and C strings.
+            let found = unsafe { libc::dlvsym(library, c"verbs_set_ops".as_ptr(), version) };
+            (!found.is_null()).then_some(found)
+        })?;
+        // SAFETY: the function's type since there are providers of their own (rdma-core 17).
+        Some(unsafe { transmute::<*mut c_void, SetOps>(found) })
+    })
+}
+
+/// # Safety
+/// As for libibverbs' own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn verbs_set_ops(verbs: *mut c_void, functions: *const c_void) {
+    let Some(real) = real_set_ops() else {
+        return say(format_args!(
+            "this libibverbs has no verbs_set_ops that is known; rdma-core 17 or newer is needed"
+        ));
+    };
+    // SAFETY: by the caller.
+    unsafe {
+        real(verbs, functions);
+        if let Some(inner) = inner(verbs)
+            && let Some(context) = context((*inner).cmd_fd)
+        {
+            hook(&context.hooked, &mut (*inner).ops);
+        }
+    }
+}
+
+/// The public part of a context. What precedes it grows from release to release; its last word is
+/// the length of the whole.
+///
+/// # Safety
+/// `verbs` is a context of libibverbs.
+unsafe fn inner(verbs: *mut c_void) -> Option<*mut types::Context> {
+    const MOST: usize = 128;
+    let word = size_of::<usize>();
+    // SAFETY: the search ends before the public part, whose length is known.
+    let end = (1..MOST).find(|end| unsafe {
+        verbs.cast::<usize>().add(end - 1).read() == end * word + size_of::<types::Context>()
+    })?;
+    Some(verbs.wrapping_add(end * word).cast())
+}
+
+/// Puts hooks in front of the provider's functions. A provider enters them in several steps.
+fn hook(hooked: &Hooked, ops: &mut [usize; 32]) {
+    let hooks = [
+        (op_slot::POST_SEND, post_send as *const () as usize, &hooked.post_send),
+        (op_slot::POST_RECV, post_recv as *const () as usize, &hooked.post_recv),
+        (op_slot::POLL_CQ, poll_cq as *const () as usize, &hooked.poll_cq),
+    ];
+    for (slot, hook, real) in hooks {
+        if ops[slot] != hook {
+            real.store(ops[slot], SeqCst);
+            ops[slot] = hook;
+        }
+    }
+}
+
+type PostSend = unsafe extern "C" fn(*mut types::Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
+type PostRecv = unsafe extern "C" fn(*mut types::Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
+type PollCq = unsafe extern "C" fn(*mut types::Cq, c_int, *mut Wc) -> c_int;
+
+unsafe extern "C" fn post_send(
+    qp: *mut types::Qp,
+    list: *mut SendWr,
+    bad: *mut *mut SendWr,
+) -> c_int {
+    // SAFETY: by the caller. Who has a queue pair has a context with hooks.
+    unsafe {
+        let Some(context) = context((*(*qp).context).cmd_fd) else { return libc::ENODEV };
+        let real: PostSend = transmute(context.hooked.post_send.load(Relaxed));
+        let code = real(qp, list, bad);
+        if let Ok(found) = context.qps.get((*qp).handle) {
+            found.take_sends();
+        }
+        code
+    }
+}
+
+unsafe extern "C" fn post_recv(
+    qp: *mut types::Qp,
+    list: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        let Some(context) = context((*(*qp).context).cmd_fd) else { return libc::ENODEV };
+        let real: PostRecv = transmute(context.hooked.post_recv.load(Relaxed));
+        let code = real(qp, list, bad);
+        if let Ok(found) = context.qps.get((*qp).handle) {
+            found.take_receives();
+        }
+        code
+    }
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        let Some(context) = context((*(*cq).context).cmd_fd) else { return -libc::ENODEV };
+        let real: PollCq = transmute(context.hooked.poll_cq.load(Relaxed));
+        if let Ok(found) = context.cqs.get((*cq).handle)
+            && let Err(code) = found.fill(context, room.max(0) as u32)
+        {
+            return -code;
+        }
+        real(cq, room, out)
+    }
+}
