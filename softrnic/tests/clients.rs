@@ -5,10 +5,9 @@ mod common;
 #[path = "clients/pyverbs.rs"]
 mod pyverbs;
 
-use std::process::Command;
 use std::ptr;
 
-use common::tools::{Bench, PORT};
+use common::tools::{Bench, PORT, compiled};
 use testkit::{Missing, Scratch, require};
 
 const UCX: (&str, &str) = ("ucx_perftest", "ucx-utils");
@@ -136,34 +135,6 @@ fn libfabric_over_connections() {
     server.well();
     let text = client.well();
     assert!(text.lines().any(|line| line.starts_with("4k") && line.contains("=10")), "{text}");
-}
-
-/// A program of this test's own, `clients/<name>.c`, compiled with the headers and libraries of the
-/// system.
-///
-/// # Errors
-/// The compiler or what `needs` names is missing.
-fn compiled(
-    compiler: &str,
-    name: &str,
-    options: &[&str],
-    needs: &str,
-) -> Result<(Scratch, String), Missing> {
-    let folder = Scratch::new();
-    let program = folder.join(name).to_str().expect("UTF-8").to_owned();
-    let source = format!("{}/tests/clients/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let mut compile = Command::new(compiler);
-    let Ok(said) =
-        compile.args(["-Wall", "-Werror", "-o", &program, &source]).args(options).output()
-    else {
-        return Err(Missing(format!("{compiler} (package {needs})")));
-    };
-    let text = String::from_utf8_lossy(&said.stderr);
-    if text.contains("No such file or directory") || text.contains("cannot find -l") {
-        return Err(Missing(format!("headers and libraries (package {needs})")));
-    }
-    assert!(said.status.success(), "{text}");
-    Ok((folder, program))
 }
 
 #[test]

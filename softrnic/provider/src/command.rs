@@ -1,6 +1,7 @@
 //! The kernel's answers to the commands of libibverbs.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use ibverbs::calls;
 use ibverbs::calls::types;
@@ -55,6 +56,7 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
             call.output(destroy::OUT, &[0_u32.to_ne_bytes(), events.to_ne_bytes()].concat());
             Ok(())
         }
+        (object::SRQ, CREATE) => Err(absent("shared receive queues")),
         (object::QP, CREATE) => new_qp(context, call),
         (object::QP, DESTROY) => {
             let events = context.destroy_qp(call.word(destroy::HANDLE)?)?;
@@ -63,6 +65,12 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
         }
         _ => context.provider.command(context, call),
     }
+}
+
+/// The completion queue that this command has created.
+pub(crate) fn created_cq(context: &Context, call: &Call<'_>) -> Option<Arc<Cq>> {
+    let is_one = call.what == (object::CQ, CREATE);
+    is_one.then(|| call.word(create_cq::HANDLE).and_then(|handle| context.cqs.get(handle)).ok())?
 }
 
 /// Commands from before there were objects.
@@ -117,7 +125,6 @@ fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
             let what = match number & !write::EXTENDED {
                 5 => "address handles",
                 17 => "completion channels",
-                32 => "shared receive queues",
                 _ => return Err(libc::EOPNOTSUPP),
             };
             Err(absent(what))

@@ -77,7 +77,7 @@ pub(crate) struct Hooked {
 
 /// An open device.
 pub(crate) struct Context {
-    /// The process that opened it. A child that inherits it may not use it.
+    /// The process that opened it.
     pid: u32,
     pub(crate) provider: &'static dyn Provider,
     pub(crate) card: Card<types::Context>,
@@ -251,14 +251,14 @@ impl Context {
         Ok(())
     }
 
-    /// Destroys what the program has left, as the kernel does when the descriptor is closed. A
-    /// child that closes what it has inherited leaves the parent's alone.
+    /// Whether this process opened it. A child that shares the parent's memory until it becomes
+    /// another program closes what it has inherited, and not the parent's device.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Destroys what the program has left, as the kernel does when the descriptor is closed.
     pub(crate) fn close(self: Box<Self>) {
-        if self.pid != std::process::id() {
-            // Its locks may be held by threads that the child does not have.
-            std::mem::forget(self);
-            return;
-        }
         if let Some(events) = self.events.get() {
             events.end();
         }
@@ -373,9 +373,12 @@ pub(crate) struct Cq {
     filling: Mutex<Filling>,
     /// Completions of requests that softrnic has not taken.
     failed: Mutex<VecDeque<Done>>,
-    /// The application's word for it.
-    user: u64,
+    /// The application's word for it: its handle.
+    pub(crate) user: u64,
     events: Arc<AtomicU32>,
+    /// The provider's functions, if it is an extended one.
+    pub(crate) start_poll: AtomicUsize,
+    pub(crate) next_poll: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -397,6 +400,8 @@ impl Cq {
             failed: Mutex::default(),
             user,
             events: Arc::default(),
+            start_poll: AtomicUsize::new(0),
+            next_poll: AtomicUsize::new(0),
         }
     }
 

@@ -11,14 +11,14 @@
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::mem::transmute;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
+use std::sync::{Arc, Once, OnceLock};
 
 use ibverbs::calls::types;
-use ibverbs::calls::types::{RecvWr, SendWr, Wc, op_slot};
+use ibverbs::calls::types::{CqEx, RecvWr, SendWr, Wc, call, op_slot};
 
-use crate::objects::{Context, Hooked};
+use crate::objects::{Context, Cq, Hooked};
 use crate::uapi::{COMMAND, Call};
 use crate::{command, provider, say};
 
@@ -33,6 +33,17 @@ fn context(fd: c_int) -> Option<&'static Context> {
     let slot = OPEN.get(usize::try_from(fd).ok()?)?;
     // SAFETY: NULL, or leaked by `open`; it stays until the descriptor is closed.
     unsafe { slot.load(Acquire).as_ref() }
+}
+
+/// The highest descriptor that a device was opened by.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+
+/// A child of a fork has no devices: the library opens them anew. What it inherits stays as it is,
+/// since locks in it may be held by threads that the child does not have.
+extern "C" fn forget() {
+    for slot in &OPEN[..=HIGHEST.load(SeqCst)] {
+        slot.store(ptr::null_mut(), SeqCst);
+    }
 }
 
 /// Which device of `/dev/infiniband` a descriptor is of.
@@ -50,7 +61,16 @@ fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
     };
     let context = Box::new(Context::open(index, provider)?);
     command::describe(&context, call);
-    slot.store(Box::into_raw(context), SeqCst);
+    static FORGET: Once = Once::new();
+    // SAFETY: the function may be called at any time.
+    FORGET.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) });
+    HIGHEST.fetch_max(fd as usize, SeqCst);
+    let before = slot.swap(Box::into_raw(context), SeqCst);
+    if !before.is_null() {
+        // The descriptor was closed by a call that does not come here.
+        // SAFETY: leaked by this function; nobody uses it any more.
+        unsafe { Box::from_raw(before) }.close();
+    }
     Ok(())
 }
 
@@ -74,7 +94,11 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argumen
             _ if command::is_probe(&call) => Err(libc::ENOSPC),
             None if command::opens(&call) => open(fd, &mut call),
             None => Err(libc::EINVAL),
-            Some(context) => command::execute(context, &mut call),
+            Some(context) => command::execute(context, &mut call).inspect(|()| {
+                if let Some(cq) = command::created_cq(context, &call) {
+                    hook_extended(&cq);
+                }
+            }),
         }
     };
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -132,7 +156,7 @@ pub(crate) unsafe extern "C" fn mmap64(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if let Some(slot) = usize::try_from(fd).ok().and_then(|fd| OPEN.get(fd))
-        && !slot.load(Relaxed).is_null()
+        && context(fd).is_some_and(Context::is_ours)
     {
         let was = slot.swap(ptr::null_mut(), SeqCst);
         if !was.is_null() {
@@ -236,6 +260,8 @@ fn hook(hooked: &Hooked, ops: &mut [usize; 32]) {
 type PostSend = unsafe extern "C" fn(*mut types::Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
 type PostRecv = unsafe extern "C" fn(*mut types::Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
 type PollCq = unsafe extern "C" fn(*mut types::Cq, c_int, *mut Wc) -> c_int;
+type StartPoll = unsafe extern "C" fn(*mut CqEx, *mut c_void) -> c_int;
+type NextPoll = unsafe extern "C" fn(*mut CqEx) -> c_int;
 
 unsafe extern "C" fn post_send(
     qp: *mut types::Qp,
@@ -282,5 +308,58 @@ unsafe extern "C" fn poll_cq(cq: *mut types::Cq, room: c_int, out: *mut Wc) -> c
             return -code;
         }
         real(cq, room, out)
+    }
+}
+
+/// Each extended completion queue has functions of its own to look at completions one by one. The
+/// provider has entered them when it has the kernel create the queue, for which the application's
+/// word is its handle.
+fn hook_extended(cq: &Cq) {
+    let handle = ptr::with_exposed_provenance_mut::<CqEx>(cq.user as usize);
+    // SAFETY: the handle. A provider has the same structure for all queues, and zeros behind the
+    // public part of one that is not extended.
+    let calls = unsafe { &mut (*handle).calls };
+    for (place, hook, real) in [
+        (call::START_POLL, start_poll as *const () as usize, &cq.start_poll),
+        (call::NEXT_POLL, next_poll as *const () as usize, &cq.next_poll),
+    ] {
+        if calls[place] != 0 {
+            real.store(calls[place], SeqCst);
+            calls[place] = hook;
+        }
+    }
+}
+
+/// The completion queue of a hook, with another completion for the provider to find, if there is
+/// one. The error is an errno value.
+///
+/// # Safety
+/// `cq` is the caller's handle, of a queue whose functions are hooked.
+unsafe fn filled(cq: *mut CqEx) -> Result<Arc<Cq>, i32> {
+    // SAFETY: by the caller.
+    let (fd, handle) = unsafe { ((*(*cq).base.context).cmd_fd, (*cq).base.handle) };
+    let context = context(fd).ok_or(libc::ENODEV)?;
+    let found = context.cqs.get(handle)?;
+    found.fill(context, 1)?;
+    Ok(found)
+}
+
+unsafe extern "C" fn start_poll(cq: *mut CqEx, attributes: *mut c_void) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        filled(cq).map_or_else(std::convert::identity, |found| {
+            let real: StartPoll = transmute(found.start_poll.load(Relaxed));
+            real(cq, attributes)
+        })
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        filled(cq).map_or_else(std::convert::identity, |found| {
+            let real: NextPoll = transmute(found.next_poll.load(Relaxed));
+            real(cq)
+        })
     }
 }

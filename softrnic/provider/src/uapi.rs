@@ -143,6 +143,7 @@ pub(crate) mod object {
     pub(crate) const PD: u16 = 1;
     pub(crate) const CQ: u16 = 3;
     pub(crate) const QP: u16 = 4;
+    pub(crate) const SRQ: u16 = 5;
     pub(crate) const MR: u16 = 7;
     pub(crate) const EVENTS: u16 = 16;
 }

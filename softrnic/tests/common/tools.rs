@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::elf;
 use testkit::softrnic::Softrnic;
 use testkit::unique::unique_name;
-use testkit::{Missing, dist, wait_until};
+use testkit::{Missing, Scratch, dist, wait_until};
 
 pub const PROGRAMS: &[&str] = &[
     "ibv_devices",
@@ -59,13 +59,41 @@ pub fn library() -> Result<PathBuf, Missing> {
     Ok(path)
 }
 
+/// A program of this test's own, `clients/<name>.c`, compiled with the headers and libraries of the
+/// system.
+///
+/// # Errors
+/// The compiler or what `needs` names is missing.
+pub fn compiled(
+    compiler: &str,
+    name: &str,
+    options: &[&str],
+    needs: &str,
+) -> Result<(Scratch, String), Missing> {
+    let folder = Scratch::new();
+    let program = folder.join(name).to_str().expect("UTF-8").to_owned();
+    let source = format!("{}/tests/clients/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut compile = Command::new(compiler);
+    let Ok(said) =
+        compile.args(["-Wall", "-Werror", "-o", &program, &source]).args(options).output()
+    else {
+        return Err(Missing(format!("{compiler} (package {needs})")));
+    };
+    let text = String::from_utf8_lossy(&said.stderr);
+    if text.contains("No such file or directory") || text.contains("cannot find -l") {
+        return Err(Missing(format!("headers and libraries (package {needs})")));
+    }
+    assert!(said.status.success(), "{text}");
+    Ok((folder, program))
+}
+
 /// A fabric of its own to run tools on.
 pub struct Bench {
     folder: PathBuf,
     softrnic: Softrnic,
-    /// What tools are run by: `softrnic run --faithful`, if they look for devices in `/sys` and
-    /// `/dev`.
-    faithful: Option<PathBuf>,
+    /// What tools are run by, if they look for devices in `/sys` and `/dev`: `softrnic`, and the
+    /// options of its `run`.
+    faithful: Option<(PathBuf, &'static [&'static str])>,
 }
 
 impl Bench {
@@ -99,38 +127,49 @@ impl Bench {
     ///
     /// # Errors
     /// `softrnic` is missing, or there can be no mount namespaces.
-    pub fn faithful(mut self) -> Result<Self, Missing> {
+    pub fn faithful(self) -> Result<Self, Missing> {
+        self.run_with(&["--tools", "--faithful"])
+    }
+
+    /// One whose tools run on the system's own libibverbs and libmlx5, with these variables.
+    ///
+    /// # Errors
+    /// As for [`Self::faithful`], or libmlx5 is missing.
+    pub fn beneath_mlx5(variables: &[(&str, &str)]) -> Result<Self, Missing> {
+        dist::built("softrnic-provider/libsoftrnic-provider.so")?;
+        Self::of(("ibv_devinfo", "ibverbs-utils"), variables)?.run_with(&["--provider", "mlx5"])
+    }
+
+    fn run_with(mut self, options: &'static [&'static str]) -> Result<Self, Missing> {
         let program = dist::softrnic_program()?;
         let mut probe = Command::new(&program);
-        probe.args(["run", "--faithful", "--fabric", &unique_name("probe"), "--", "true"]);
+        probe.arg("run").args(options).args(["--fabric", &unique_name("probe"), "--", "true"]);
         let said = probe.output().expect("it runs");
         if !said.status.success() {
             return Err(Missing(format!(
-                "a faithful run: {}",
+                "{}: {}",
+                options.join(" "),
                 String::from_utf8_lossy(&said.stderr)
             )));
         }
-        self.faithful = Some(program);
+        self.faithful = Some((program, options));
         Ok(self)
     }
 
     fn command(&self, tool: &str) -> Command {
-        let Some(program) = &self.faithful else {
+        let Some((program, options)) = &self.faithful else {
             let mut command = Command::new(tool);
             command.env("LD_LIBRARY_PATH", &self.folder);
             return command;
         };
         let mut command = Command::new(program);
-        command.args([
-            "run",
-            "--tools",
-            "--faithful",
-            "--fabric",
-            self.softrnic.fabric(),
-            "--",
-            tool,
-        ]);
+        command.arg("run").args(*options).args(["--fabric", self.softrnic.fabric(), "--", tool]);
         command
+    }
+
+    /// The fabric's name.
+    pub fn fabric(&self) -> &str {
+        self.softrnic.fabric()
     }
 
     pub fn run(&self, tool: &str, arguments: &[&str]) -> Outcome {

@@ -1,0 +1,99 @@
+//! Programs on the system's own libibverbs and libmlx5, with softrnic as kernel and card beneath.
+
+mod common;
+
+use common::tools::{Bench, compiled};
+use testkit::require;
+
+#[test]
+fn devices_are_those_of_a_connectx() {
+    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_PORTS", "2")]));
+    let text = bench.run("ibv_devinfo", &["-v"]).well();
+    let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for fact in [
+        "hca_id: mlx5_0",
+        "hca_id: mlx5_1",
+        "fw_ver: 28.42.1000",
+        "node_guid: 0250:f7ff:fe00:0001",
+        "vendor_id: 0x02c9",
+        "vendor_part_id: 4129",
+        "phys_port_cnt: 2",
+        "state: PORT_ACTIVE (4)",
+        "active_mtu: 4096 (5)",
+        "link_layer: Ethernet",
+        "active_speed: 100.0 Gbps (128)",
+        "GID[ 3]: ::ffff:10.82.1.1, RoCE v2",
+    ] {
+        assert!(squeezed.contains(fact), "{fact}: {text}");
+    }
+    // A generation is what the card says, and what sysfs says.
+    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_DRIVER", "mlx5-cx6dx")]));
+    let text = bench.run("ibv_devinfo", &["-d", "mlx5_1"]).well();
+    assert!(text.contains("\t4125\n"), "{text}");
+    let told = bench.run("cat", &["/sys/class/infiniband/mlx5_0/device/modalias"]).well();
+    assert!(told.starts_with("pci:v000015B3d0000101Dsv"), "{told}");
+}
+
+#[test]
+fn ping_pong() {
+    let bench = require!(Bench::beneath_mlx5(&[]));
+    for tool in ["ibv_rc_pingpong", "ibv_uc_pingpong"] {
+        // With a check of what arrived.
+        let [server, client] = bench.pair(tool, &["-n", "50", "-g", "1", "-c"]);
+        for text in [server.well(), client.well()] {
+            assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
+        }
+    }
+}
+
+/// perftest posts by `ibv_wr_start` and `ibv_wr_complete`.
+#[test]
+fn perftest_measures_each_operation() {
+    let bench = require!(Bench::beneath_mlx5(&[]));
+    for (tool, more) in [
+        ("ib_write_bw", ["-q", "8"].as_slice()),
+        ("ib_write_lat", &[]),
+        ("ib_send_bw", &[]),
+        ("ib_read_bw", &[]),
+        ("ib_atomic_bw", &[]),
+    ] {
+        let [server, client] = bench.pair(tool, &[&["-n", "50"], more].concat());
+        server.well();
+        let text = client.well();
+        let last = text.lines().rev().find(|line| line.starts_with(" "));
+        let values = last.unwrap_or_default().split_whitespace().map(str::parse::<f64>);
+        let values: Vec<f64> = values.collect::<Result<_, _>>().unwrap_or_default();
+        assert!(values.len() > 3 && values[1] >= 50.0 && values[3] > 0.0, "{tool}: {text}");
+    }
+}
+
+/// What libmlx5 makes of requests is read right, and it reads completions right: of all kinds, of
+/// all shapes, anywhere in its rings. softrnic by itself does the same with the same requests.
+#[test]
+fn random_requests_do_the_same_as_on_softrnic_alone() {
+    let (_folder, program) = require!(compiled("cc", "requests", &["-libverbs"], "libibverbs-dev"));
+    let benches = [require!(Bench::beneath_mlx5(&[])), require!(Bench::of(("cc", "gcc"), &[]))];
+    for bench in &benches {
+        for seed in ["1", "2", "3"] {
+            let said = bench.run(&program, &[seed, "1000"]).well();
+            assert_eq!(said, "1000 chains are right\n");
+        }
+        let said = bench.run(&program, &["4", "1000", "extended"]).well();
+        assert_eq!(said, "1000 chains are right\n");
+    }
+}
+
+#[test]
+fn what_is_not_modelled_is_refused_in_a_sentence() {
+    let bench = require!(Bench::beneath_mlx5(&[]));
+    for (tool, more, what) in [
+        ("ibv_rc_pingpong", "-e", "completion channels"),
+        ("ibv_ud_pingpong", "-n1", "queue pairs of types other than RC and UC"),
+        ("ibv_srq_pingpong", "-n1", "shared receive queues"),
+    ] {
+        let outcome = bench.run(tool, &["-g", "1", more]);
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+        let sentence = format!("softrnic: {what} are not modelled beneath a provider (EOPNOTSUPP)");
+        assert!(outcome.text.contains(&sentence), "{outcome:?}");
+    }
+}
