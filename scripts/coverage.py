@@ -17,6 +17,7 @@ PARTS = {
     "lab/src": "the lab",
     "softrnic/src": "softrnic's library",
     "softrnic/cli/src": "softrnic's program",
+    "softrnic/provider/src": "softrnic beneath drivers",
 }
 # A module that is compiled for tests alone, in this file or in one of its own.
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, fuzzing\))\)\]\n(?:#\[.*\]\n)*(?:pub(?:\(\w+\))? )?mod (\w+)( \{|;)", re.MULTILINE)

@@ -84,7 +84,7 @@ class Release:
     @property
     def device_tree(self) -> list[Entry]:
         """The same of the software device alone."""
-        folders = (f"{DEVICE}/", f"{DEVICE}-tools/")
+        folders = (f"{DEVICE}/", f"{DEVICE}-tools/", f"{DEVICE}-provider/")
         programs = [entry for entry in self.programs if entry.path == f"bin/{DEVICE}" or entry.path.startswith(folders)]
         pages = [entry for entry in self.pages if entry.path.rpartition("/")[2].lstrip("_").startswith(DEVICE)]
         return sorted([*programs, *pages, *self.device_documents], key=lambda entry: entry.path)
@@ -104,7 +104,7 @@ def cargo_version() -> str:
 def programs_in(built: Path) -> list[Entry]:
     """What scripts/build.sh has put into `built`."""
     found = []
-    for folder in ("lib", "softrnic", "softrnic-tools", "bin"):
+    for folder in ("lib", "softrnic", "softrnic-tools", "softrnic-provider", "bin"):
         for path in sorted((built / folder).glob("*")):
             name = f"{folder}/{path.name}"
             found.append(Entry(name, link=os.readlink(path)) if path.is_symlink() else Entry(name, path.read_bytes(), executable=True))
@@ -536,7 +536,7 @@ def rfc3339(epoch: int) -> str:
 # -- the software bill of materials, in CycloneDX 1.5: the crates that are in what is released, as Cargo.lock has them --
 
 # Whose files are released; what only tests and builds need is not.
-SHIPPED = ("nccl-net-ferrite", "ferrite", "softrnic", "softrnic-cli")
+SHIPPED = ("nccl-net-ferrite", "ferrite", "softrnic", "softrnic-cli", "softrnic-provider")
 
 
 def make_bom(release: Release) -> tuple[str, bytes]:

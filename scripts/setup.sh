@@ -65,6 +65,7 @@ missing_test_packages() {
     if may_install; then
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         command -v ibv_devinfo >/dev/null || echo ibverbs-utils
+        compgen -G "/usr/lib/*/libibverbs/libmlx5-rdmav*.so" >/dev/null || echo ibverbs-providers
         command -v ib_write_bw >/dev/null || echo perftest
         command -v rping >/dev/null || echo rdmacm-utils
         command -v ucx_perftest >/dev/null || echo ucx-utils

@@ -546,3 +546,266 @@ fn decode(wqe: &[u8], request: &mut Request) {
     request.wr = wr;
     request.what = Outcome::Posted;
 }
+
+#[cfg(test)]
+mod tests {
+    use ibverbs::calls::types::Wc;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A send, as it is written.
+    #[derive(Clone, Debug)]
+    struct Sent {
+        opcode: u8,
+        flags: u8,
+        imm: [u8; 4],
+        remote: (u64, u32),
+        operands: [u64; 2],
+        data: Data,
+    }
+
+    #[derive(Clone, Debug)]
+    enum Data {
+        Elements(Vec<(u32, u32, u64)>),
+        Inline(Vec<u8>),
+    }
+
+    fn sends() -> impl Strategy<Value = Sent> {
+        let opcodes = prop::sample::select(vec![8_u8, 9, 0x0a, 0x0b, 0x10, 0x11, 0x12]);
+        let elements = vec((1..1_u32 << 31, any::<u32>(), any::<u64>()), 0..=16);
+        let data = prop_oneof![
+            elements.prop_map(Data::Elements),
+            vec(any::<u8>(), 1..400).prop_map(Data::Inline),
+        ];
+        let flags = prop::sample::select(vec![0_u8, 2, 8, 0x0a, 0x80, 0x88, 0x20]);
+        (opcodes, flags, any::<[u8; 4]>(), any::<(u64, u32)>(), any::<[u64; 2]>(), data).prop_map(
+            |(opcode, flags, imm, remote, operands, data)| Sent {
+                opcode,
+                flags,
+                imm,
+                remote,
+                operands,
+                data,
+            },
+        )
+    }
+
+    impl Sent {
+        /// As libmlx5 lays it out, at this block.
+        fn bytes(&self, block: u32) -> Vec<u8> {
+            let mut rest = Vec::new();
+            if !matches!(self.opcode, 0x0a | 0x0b) {
+                rest.extend(self.remote.0.to_be_bytes());
+                rest.extend(self.remote.1.to_be_bytes());
+                rest.extend([0; 4]);
+            }
+            if matches!(self.opcode, 0x11 | 0x12) {
+                rest.extend(self.operands.iter().flat_map(|word| word.to_be_bytes()));
+            }
+            match &self.data {
+                Data::Elements(list) => {
+                    for (length, key, address) in list {
+                        rest.extend(length.to_be_bytes());
+                        rest.extend(key.to_be_bytes());
+                        rest.extend(address.to_be_bytes());
+                    }
+                }
+                Data::Inline(data) => {
+                    rest.extend((data.len() as u32 | 0x8000_0000).to_be_bytes());
+                    rest.extend(data);
+                }
+            }
+            let segments = 1 + rest.len().div_ceil(16);
+            let mut all =
+                (block << 8 & 0x00ff_ff00 | u32::from(self.opcode)).to_be_bytes().to_vec();
+            all.extend((0x1234 << 8 | segments as u32).to_be_bytes());
+            all.extend([0, 0, 0, self.flags]);
+            all.extend(self.imm);
+            all.extend(rest);
+            all.resize(segments * 16, 0);
+            all
+        }
+
+        fn check(&self, request: &Request, block: u32) -> Result<(), TestCaseError> {
+            let wr = &request.wr;
+            prop_assert_eq!(request.what, Outcome::Posted);
+            let label = Label { index: block as u16, opcode: self.opcode, is_receive: false };
+            prop_assert_eq!(request.label, label);
+            let code = [(8, 0), (9, 1), (0x0a, 2), (0x0b, 3), (0x10, 4), (0x11, 5), (0x12, 6)];
+            let (_, code) = code.iter().find(|(known, _)| *known == self.opcode).expect("known");
+            prop_assert_eq!(wr.opcode, *code);
+            prop_assert_eq!(wr.imm_data.to_ne_bytes(), self.imm);
+            let is_inline = matches!(self.data, Data::Inline(_));
+            let flags = u32::from(self.flags & 8 != 0) << 1
+                | u32::from(self.flags & 2 != 0) << 2
+                | u32::from(self.flags & 0x80 != 0)
+                | u32::from(is_inline) << 3;
+            prop_assert_eq!(wr.send_flags, flags);
+            let words = |first: u64, second: u64| [first, second];
+            match self.opcode {
+                0x0a | 0x0b => {}
+                0x11 | 0x12 => {
+                    let (operands, key) = wr.atomic();
+                    let [first, second] = self.operands;
+                    let wanted =
+                        if self.opcode == 0x11 { words(second, first) } else { words(first, 0) };
+                    prop_assert_eq!(
+                        (wr.remote_addr, operands, key),
+                        (self.remote.0, wanted, self.remote.1)
+                    );
+                }
+                _ => prop_assert_eq!((wr.remote_addr, wr.rkey), self.remote),
+            }
+            match &self.data {
+                Data::Inline(data) => prop_assert_eq!(&request.inline, data),
+                Data::Elements(list) => {
+                    let found = request.elements.iter().map(|one| (one.length, one.lkey, one.addr));
+                    prop_assert_eq!(&found.collect::<Vec<_>>(), list);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// The memory of a queue pair with 64 blocks of sends and 8 receives of 64 bytes.
+    struct Memory {
+        queues: Vec<u64>,
+        record: Vec<u32>,
+    }
+
+    const BLOCKS: u32 = 64;
+    const RECEIVES: u32 = 8;
+
+    impl Memory {
+        fn new() -> Self {
+            Self { queues: vec![0; (RECEIVES + BLOCKS) as usize * BLOCK / 8], record: vec![0; 2] }
+        }
+
+        fn rings(&mut self) -> QpRings {
+            let receive = self.queues.as_mut_ptr().cast::<u8>();
+            QpRings {
+                receive,
+                receives: RECEIVES,
+                receive_shift: 6,
+                send: receive.wrapping_add(RECEIVES as usize * BLOCK),
+                send_blocks: BLOCKS,
+                record: self.record.as_mut_ptr(),
+                user: 7,
+            }
+        }
+    }
+
+    /// Writes into a ring that is so long, from there on, around its end.
+    fn write(ring: *mut u8, length: usize, from: usize, bytes: &[u8]) {
+        for (at, byte) in bytes.iter().enumerate() {
+            // SAFETY: within the ring.
+            unsafe { ring.add((from + at) % length).write(*byte) };
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sends_are_read_as_they_were_written(first: u16, list in vec(sends(), 1..40)) {
+            let mut memory = Memory::new();
+            let rings = memory.rings();
+            let mut at = u32::from(first);
+            let mut request = Request::default();
+            for sent in &list {
+                let bytes = sent.bytes(at);
+                let (length, from) = (BLOCKS as usize * BLOCK, at as usize % BLOCKS as usize * BLOCK);
+                write(rings.send, length, from, &bytes);
+                let next = at + bytes.len().div_ceil(BLOCK) as u32;
+                // SAFETY: the record above.
+                unsafe { rings.record.add(1).write((next & 0xffff).to_be()) };
+                prop_assert_eq!(rings.send(at, &mut request), Some(next));
+                sent.check(&request, at)?;
+                at = next;
+            }
+            prop_assert_eq!(rings.send(at, &mut request), None);
+        }
+
+        #[test]
+        fn whatever_lies_in_a_queue_is_read_to_some_end(words in vec(any::<u64>(), 8 * 72), at: u32) {
+            let mut memory = Memory { queues: words, record: vec![0; 2] };
+            memory.record = vec![u32::from(!(at as u16)).to_be(); 2];
+            let rings = memory.rings();
+            let mut request = Request::default();
+            let next = rings.send(at, &mut request).expect("one was posted");
+            prop_assert!((1..=16).contains(&next.wrapping_sub(at)));
+            prop_assert!(request.inline.len() < LONGEST && request.elements.len() < 63);
+            let mut elements = Vec::new();
+            prop_assert_eq!(rings.receive(at, &mut elements), Some(at.wrapping_add(1)));
+            prop_assert!(elements.len() <= 4);
+        }
+
+        #[test]
+        fn receives_end_with_their_key(list in vec((0..1_u32 << 31, 0x101_u32.., any::<u64>()), 0..=4), at: u32) {
+            let mut memory = Memory::new();
+            let rings = memory.rings();
+            let mut bytes: Vec<u8> = list
+                .iter()
+                .flat_map(|(length, key, address)| {
+                    [&length.to_be_bytes()[..], &key.to_be_bytes(), &address.to_be_bytes()].concat()
+                })
+                .collect();
+            bytes.extend([[0, 0, 0, 0], [0, 0, 1, 0], [9; 4], [9; 4]].concat());
+            bytes.truncate(BLOCK);
+            let ring = RECEIVES as usize * BLOCK;
+            write(rings.receive, ring, (at % RECEIVES) as usize * BLOCK, &bytes);
+            // SAFETY: the record above.
+            unsafe { rings.record.write((at.wrapping_add(1) & 0xffff).to_be()) };
+            let mut elements = Vec::new();
+            prop_assert_eq!(rings.receive(at, &mut elements), Some(at.wrapping_add(1)));
+            let found = elements.iter().map(|one| (one.length, one.lkey, one.addr));
+            prop_assert_eq!(found.collect::<Vec<_>>(), list);
+        }
+
+        #[test]
+        fn completions_say_who_what_and_which_turn(
+            written: u32, index: u16, opcode in 1_u8..0x20, is_receive: bool, user in 0..1_u32 << 24,
+            qp_num in 0..1_u32 << 24, byte_len: u32, imm_data: u32, kind in 0..3_u32, status in 0..14_u32,
+        ) {
+            const SIZE: u32 = 16;
+            let mut buffer = vec![0_u64; SIZE as usize * CQE / 8];
+            let mut record = vec![0_u32];
+            let (buffer, record) = (buffer.as_mut_ptr().cast::<u8>(), record.as_mut_ptr());
+            let ring = CqRing { buffer, record, size: SIZE };
+            let wc_flags = if kind == 1 { 0 } else { WC_WITH_IMM };
+            let received = if kind == 0 { wc_opcode::RECV_RDMA_WITH_IMM } else { wc_opcode::RECV };
+            let wc = Wc {
+                status, qp_num, byte_len, imm_data, wc_flags, opcode: received, vendor_err: 0x77,
+                ..Wc::default()
+            };
+            let label = Label { index, opcode, is_receive };
+            ring.write(written, &Done { user: user.into(), label, wc });
+            // SAFETY: within the buffer.
+            let cqe: [u8; CQE] =
+                unsafe { buffer.add((written % SIZE) as usize * CQE).cast::<[u8; CQE]>().read() };
+            prop_assert_eq!(word(&cqe, 32), user);
+            prop_assert_eq!(word(&cqe, 56), u32::from(opcode) << 24 | qp_num);
+            prop_assert_eq!(u16::from_be_bytes([cqe[60], cqe[61]]), index);
+            prop_assert_eq!(cqe[63] & 1, u8::from(written / SIZE % 2 == 1));
+            let kinds = [(1, is_receive && kind == 0), (2, is_receive && kind == 1), (3, is_receive && kind == 2)];
+            let good = kinds.iter().find(|(_, is_it)| *is_it).map_or(0, |(kind, _)| *kind);
+            let bad = if is_receive { 14 } else { 13 };
+            prop_assert_eq!(cqe[63] >> 4, if status == 0 { good } else { bad });
+            if status == 0 {
+                prop_assert_eq!(word(&cqe, 44), byte_len);
+                prop_assert_eq!(&cqe[36..40], &imm_data.to_ne_bytes());
+            } else {
+                prop_assert_eq!(cqe[54], 0x77);
+                prop_assert!(cqe[55] != 0);
+            }
+        }
+
+        #[test]
+        fn a_ring_has_room_for_what_has_been_polled(polled in 0..1_u32 << 24, waiting in 0..=16_u32) {
+            let mut record = vec![polled.to_be()];
+            let ring = CqRing { buffer: ptr::null_mut(), record: record.as_mut_ptr(), size: 16 };
+            prop_assert_eq!(ring.room(polled.wrapping_add(waiting)), 16 - waiting);
+            prop_assert_eq!(ring.room((polled + waiting) | 0xff00_0000 & polled), 16 - waiting);
+        }
+    }
+}

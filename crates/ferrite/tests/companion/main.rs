@@ -8,5 +8,6 @@ mod common;
 mod cost;
 mod hosts;
 mod outlast;
+mod provider;
 mod softrnic;
 mod trace;
