@@ -3,7 +3,8 @@
 #   lib/libnccl-net.so               the plugin, and the link libnccl-net-ferrite.so
 #   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
 #   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest), also as librdmacm.so.1; not for NCCL
-#   softrnic-provider/               softrnic beneath the system's own libibverbs and its driver library (softrnic run --provider)
+#   softrnic-provider/               softrnic beneath the system's own libibverbs and its driver library (softrnic run --provider); on
+#                                    x86_64, and not in a portable build, whose linker cannot hide softrnic's own symbols
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
@@ -63,7 +64,10 @@ put() {
 built=()
 if [ -n "$libraries" ]; then
     # Not the whole workspace: what only tests need takes as long again.
-    packages=(-p nccl-net-ferrite -p softrnic -p softrnic-provider)
+    packages=(-p nccl-net-ferrite -p softrnic)
+    provider=""
+    [ -n "$portable" ] || [ "$processor" != x86_64 ] || provider=1
+    [ -z "$provider" ] || packages+=(-p softrnic-provider)
     [ -z "$programs" ] || packages+=(-p softrnic-cli -p ferrite)
     echo "building ${packages[*]} in $CARGO_TARGET_DIR; this takes some minutes if nothing is built yet" >&2
     cargo "${build[@]}" --release "${packages[@]}" --locked --quiet
@@ -72,12 +76,15 @@ if [ -n "$libraries" ]; then
     put "$CARGO_TARGET_DIR/$release/libnccl_net.so" "$dist/lib/libnccl-net.so"
     put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
     put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
-    put "$CARGO_TARGET_DIR/$release/libsoftrnic_provider.so" "$dist/softrnic-provider/libsoftrnic-provider.so"
     ln -sfn libnccl-net.so "$dist/lib/libnccl-net-ferrite.so"
     ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
     ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
     ln -sfn libibverbs.so.1 "$dist/softrnic-tools/librdmacm.so.1"
-    built+=(lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1 softrnic-provider/libsoftrnic-provider.so)
+    built+=(lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1)
+    if [ -n "$provider" ]; then
+        put "$CARGO_TARGET_DIR/$release/libsoftrnic_provider.so" "$dist/softrnic-provider/libsoftrnic-provider.so"
+        built+=(softrnic-provider/libsoftrnic-provider.so)
+    fi
 fi
 if [ -n "$programs" ]; then
     [ -x "$CARGO_TARGET_DIR/$programs/ferrite" ] && [ -x "$CARGO_TARGET_DIR/$programs/softrnic" ] ||

@@ -84,6 +84,15 @@ fn random_requests_do_the_same_as_on_softrnic_alone() {
 }
 
 #[test]
+fn other_cards_are_refused_in_a_sentence() {
+    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_DRIVER", "erdma")]));
+    let outcome = bench.run("true", &[]);
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    let sentence = "--provider mlx5 needs devices with the limits of its cards, not of erdma: ";
+    assert!(outcome.text.contains(sentence), "{outcome:?}");
+}
+
+#[test]
 fn what_is_not_modelled_is_refused_in_a_sentence() {
     let bench = require!(Bench::beneath_mlx5(&[]));
     for (tool, more, what) in [

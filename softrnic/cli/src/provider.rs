@@ -43,7 +43,14 @@ impl Provider {
 
     /// The variables that a program needs. The error is a sentence.
     pub(crate) fn variables(self) -> Result<Vec<(&'static str, OsString)>, String> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(format!(
+                "--provider is for x86_64, and this is {}: run without it, on softrnic's own library",
+                std::env::consts::ARCH
+            ));
+        }
         self.require_installed()?;
+        require_no_other()?;
         let exe = this_program()?;
         let library = beside(&exe, "softrnic-provider")
             .map(|folder| folder.join("libsoftrnic-provider.so"))
@@ -92,6 +99,27 @@ impl Provider {
                 KNOWN.map(|version| format!("rdmav{version}")).join(", ")
             ),
         })
+    }
+}
+
+/// The program finds the system's libibverbs. The error is a sentence.
+fn require_no_other() -> Result<(), String> {
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&folders)
+        .flat_map(|folder| ["libibverbs.so.1", "libibverbs.so"].map(|name| folder.join(name)))
+        .map(|file| ("LD_LIBRARY_PATH", file));
+    let named = variable("NCCL_IBVERBS_LIB").map(|file| ("NCCL_IBVERBS_LIB", file.into()));
+    let is_ours = |file: &PathBuf| {
+        let name = b"SOFTRNIC_FABRIC";
+        fs::read(file).is_ok_and(|bytes| bytes.windows(name.len()).any(|part| part == name))
+    };
+    match on_path.chain(named).find(|(_, file)| is_ours(file)) {
+        None => Ok(()),
+        Some((variable, file)) => Err(format!(
+            "{variable} leads the program to {}, softrnic's own library, and --provider is for the \
+             system's: leave it out",
+            file.display()
+        )),
     }
 }
 

@@ -144,6 +144,7 @@ impl Bench {
         let program = dist::softrnic_program()?;
         let mut probe = Command::new(&program);
         probe.arg("run").args(options).args(["--fabric", &unique_name("probe"), "--", "true"]);
+        probe.env_remove("LD_LIBRARY_PATH");
         let said = probe.output().expect("it runs");
         if !said.status.success() {
             return Err(Missing(format!(
@@ -164,6 +165,8 @@ impl Bench {
         };
         let mut command = Command::new(program);
         command.arg("run").args(*options).args(["--fabric", self.softrnic.fabric(), "--", tool]);
+        // Where cargo puts softrnic's library, which is not to be beneath a provider.
+        command.env_remove("LD_LIBRARY_PATH");
         command
     }
 

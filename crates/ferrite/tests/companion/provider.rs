@@ -33,6 +33,8 @@ fn beneath(dist: &Path, options: &[&str], program: &[&str]) -> Output {
     let mut command = Command::new(dist.join("bin/softrnic"));
     command.args(["run", "--provider", "mlx5", "--same-card", "--fabric", &fabric]);
     command.args(options).arg("--").args(program).env("SOFTRNIC_QUIET", "1");
+    // Where cargo puts softrnic's own library.
+    command.env_remove("LD_LIBRARY_PATH");
     command.output().expect("softrnic runs")
 }
 

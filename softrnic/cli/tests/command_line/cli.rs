@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -734,6 +734,56 @@ fn what_is_wrong_is_told_and_not_evaluated() {
     fs::remove_dir_all(installed.0.join("softrnic-tools")).expect("it was there");
     let said = installed.script("settings=$(softrnic env --tools) || exit 7");
     assert_eq!(said.status.code(), Some(7), "{said:?}");
+}
+
+/// `softrnic run --provider mlx5`, with a shell's words before it, in a mount namespace of its own.
+#[cfg(target_arch = "x86_64")]
+fn beneath_mlx5(before: &str, options: &str) -> (Option<i32>, String) {
+    let softrnic = env!("CARGO_BIN_EXE_softrnic");
+    let script = format!("{before} exec {softrnic} run --provider mlx5 {options} -- true");
+    let mut command = Command::new("unshare");
+    // SAFETY: no preconditions.
+    let needed = if unsafe { libc::geteuid() } == 0 { "-m" } else { "-Urm" };
+    command.args([needed, "sh", "-c", &script]).env_remove("LD_LIBRARY_PATH");
+    let output = command.output().expect("a shell");
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_provider_that_cannot_be_is_refused_in_a_sentence() {
+    require!(mount_namespaces());
+    let library = require!(system_mlx5().ok_or(Missing::new("libmlx5 (ibverbs-providers)")));
+    let folder = library.parent().expect("in a folder");
+    let hide = format!("mount -t tmpfs none {};", folder.display());
+    let newer = format!("{hide} touch {}/libmlx5-rdmav99.so;", folder.display());
+    let ours = library_path();
+    let own = format!("export LD_LIBRARY_PATH={};", ours.parent().expect("a folder").display());
+    let named = format!("export NCCL_IBVERBS_LIB={};", ours.display());
+    for (before, options, words) in [
+        (&hide[..], "", "Debian and Ubuntu have it in the package ibverbs-providers"),
+        (
+            &newer,
+            "",
+            "libmlx5-rdmav99.so is of a version of rdma-core that is not known; known are",
+        ),
+        (&own, "", "LD_LIBRARY_PATH leads the program to "),
+        (&named, "", "NCCL_IBVERBS_LIB leads the program to "),
+        ("", "--tools", "cannot be used with"),
+        ("", "", "no ../softrnic-provider/libsoftrnic-provider.so beside "),
+    ] {
+        let (code, said) = beneath_mlx5(before, options);
+        assert_eq!(code, Some(2), "{before} {options}: {said}");
+        assert!(said.contains(words), "{before} {options}: {said}");
+    }
+}
+
+/// The system's libmlx5, as libibverbs finds it.
+#[cfg(target_arch = "x86_64")]
+fn system_mlx5() -> Option<PathBuf> {
+    let folder = Path::new("/usr/lib/x86_64-linux-gnu/libibverbs");
+    let mut files = fs::read_dir(folder).ok()?.flatten().map(|file| file.path());
+    files.find(|path: &PathBuf| path.to_string_lossy().contains("libmlx5-rdmav"))
 }
 
 const COMMANDS: [&str; 9] =
