@@ -753,7 +753,8 @@ fn beneath_mlx5(before: &str, options: &str) -> (Option<i32>, String) {
 #[cfg(target_arch = "x86_64")]
 fn a_provider_that_cannot_be_is_refused_in_a_sentence() {
     require!(mount_namespaces());
-    let library = require!(system_mlx5().ok_or(Missing::new("libmlx5 (ibverbs-providers)")));
+    let library =
+        require!(system_mlx5().ok_or_else(|| Missing::new("libmlx5 (package ibverbs-providers)")));
     let folder = library.parent().expect("in a folder");
     let hide = format!("mount -t tmpfs none {};", folder.display());
     let newer = format!("{hide} touch {}/libmlx5-rdmav99.so;", folder.display());
