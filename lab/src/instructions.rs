@@ -9,12 +9,13 @@ use crate::nccl::shared_object;
 // The costs of one library in a file that valgrind's callgrind wrote.
 //
 // A library's cost is that of its own instructions and the inclusive cost of its calls into other
-// libraries (memcpy, malloc, ...) apart from libibverbs. It is read from the file itself:
+// libraries (memcpy, malloc, ...) apart from those of the device. It is read from the file itself:
 // callgrind_annotate drops what was inlined from another source file. The file has to be written
 // with `--compress-strings=no --compress-pos=no`.
 
-/// The library whose cost is not the transport's: the device and its provider.
-const DEVICE_LIBRARY: &str = "libibverbs";
+/// The libraries whose cost is not the caller's: libibverbs, its provider, and what softrnic puts
+/// beneath a provider.
+const DEVICE_LIBRARIES: [&str; 3] = ["libibverbs", "libmlx5", "libsoftrnic-provider"];
 
 /// What one function costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Profile {
                 self.0.entry(call.function.into()).or_default().calls += call.count;
                 false
             }
-            Some(call) => !call.object.contains(DEVICE_LIBRARY),
+            Some(call) => !DEVICE_LIBRARIES.iter().any(|name| call.object.contains(name)),
         };
         if counts && is_own(line.object) {
             self.0.entry(line.function.into()).or_default().instructions += line.instructions;
@@ -287,6 +288,10 @@ fn=post
         let post = Cost { instructions: 120, calls: 3 };
         assert_eq!(profile.0, BTreeMap::from([("isend".into(), isend), ("post".into(), post)]));
         assert_eq!(profile.total(), 264);
+        for device in ["libmlx5.so.1.24", "libsoftrnic-provider.so"] {
+            let other = SAMPLE.replace("libibverbs.so.1", device);
+            assert_eq!(Profile::read(&other, "/libb.so").ok(), Some(profile.clone()), "{device}");
+        }
         assert_eq!(Profile::read(SAMPLE, "/libz.so").map(|profile| profile.total()).ok(), Some(0));
     }
 

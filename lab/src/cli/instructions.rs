@@ -11,7 +11,8 @@ use crate::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Counts the instructions of the library itself and those that its calls into other libraries but libibverbs take. Prints \
+Counts the instructions of the library itself and those that its calls into other libraries but libibverbs and its \
+provider take. Prints \
 one number: all of them, or with --messages those of one message. The file is written by valgrind --tool=callgrind \
 --compress-strings=no --compress-pos=no --trace-children=yes ferrite solo ...; scripts/instructions.sh does so for both \
 transports. With --locked it counts those of the library itself that have a lock prefix, xchg with memory, and mfence, on x86-64; \
