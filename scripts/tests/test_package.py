@@ -229,7 +229,9 @@ class Packages(installed.Installed, unittest.TestCase):
             [top] = {name.split("/")[0] for name in file.getnames()}
             names = {name.removeprefix(f"{top}/") for name in file.getnames() if not file.getmember(name).isdir()}
         self.assertEqual(top, self.package("softrnic-*.tar.gz").name.removesuffix(".tar.gz"))
-        programs = {f"{folder}/{path.name}" for folder in ("softrnic", "softrnic-tools", "softrnic-provider") for path in (DIST / folder).glob("*")}
+        programs = {
+            f"{folder}/{path.name}" for folder in ("softrnic", "softrnic-tools", "softrnic-provider") for path in (DIST / folder).glob("*")
+        }
         shared = {f"share/{name}" for name in pages_and_completions() if "softrnic" in name}
         documents = {f"share/doc/softrnic/{name}" for name in ("README.md", "LICENSE", "docs/clients.md", "docs/faults.md")}
         self.assertLessEqual({"bin/softrnic"} | programs | shared | documents, names)
