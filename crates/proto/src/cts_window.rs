@@ -147,7 +147,7 @@ impl CtsWindow {
     }
 
     /// [`Self::take`] if some are due.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(test)]
     fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_due().then(|| self.take(limit))
     }

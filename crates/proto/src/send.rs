@@ -299,7 +299,7 @@ impl SendFlow {
     }
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(test)]
 impl SendFlow {
     /// Tries [`Self::refuse`] and [`Self::submit_single`] first if `is_fast` and the message has
     /// one stripe, and else [`Self::submit`].
