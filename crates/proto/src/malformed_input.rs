@@ -8,7 +8,6 @@ use super::handle::{HANDLE_BYTES, Handle, Token};
 use super::handshake::{Hello, Reply, Resume};
 use super::rail_weights::RailWeights;
 use super::recovery::missing_list::{MissingList, MissingMessage};
-use super::sample::{endpoint, reply};
 use super::send::{SendFlow, Transfer};
 use super::stripe::Striping;
 use super::{MAX_MESSAGE, PROTOCOL_VERSION};

@@ -1,12 +1,12 @@
 //! A list of objects with other owners, each under a number that is never reused.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 /// The list. It removes dead entries from time to time, so that adding one has a constant cost.
 #[derive(Debug)]
 pub struct WeakRegistry<T: ?Sized> {
-    by_number: HashMap<u64, Weak<T>>,
+    by_number: BTreeMap<u64, Weak<T>>,
     next: u64,
     sweep_at: usize,
 }
@@ -16,7 +16,7 @@ const FEW: usize = 32;
 impl<T: ?Sized> WeakRegistry<T> {
     /// An empty list, whose numbers begin with `first`.
     pub fn new(first: u64) -> Self {
-        Self { by_number: HashMap::new(), next: first, sweep_at: FEW }
+        Self { by_number: BTreeMap::new(), next: first, sweep_at: FEW }
     }
 
     /// Adds an object. Returns its number.
@@ -33,16 +33,11 @@ impl<T: ?Sized> WeakRegistry<T> {
 
     /// All living objects with their numbers, in the order of the numbers.
     pub fn numbered(&self) -> Vec<(u64, Arc<T>)> {
-        let mut all: Vec<_> = self
-            .by_number
-            .iter()
-            .filter_map(|(number, one)| Some((*number, one.upgrade()?)))
-            .collect();
-        all.sort_unstable_by_key(|(number, _)| *number);
-        all
+        let living = |(number, one): (&u64, &Weak<T>)| Some((*number, one.upgrade()?));
+        self.by_number.iter().filter_map(living).collect()
     }
 
-    /// All living objects.
+    /// All living objects, in the order of their numbers.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.by_number.values().filter_map(Weak::upgrade).collect()
     }

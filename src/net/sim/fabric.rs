@@ -768,10 +768,11 @@ impl Fabric {
         assert!(length.is_multiple_of(8) && target.is_multiple_of(8), "words are written: {wr:?}");
         let from = wr.inline.as_ref().map_or(source as *const u8, Vec::as_ptr);
         let words = length as usize / 8;
-        // SAFETY: the target is registered, so it is memory of the other end's, which is not
-        // borrowed between calls; so is the source, unless it is the copy of inline data.
         let copy = |from: *const u8| {
-            (0..words).map(|i| unsafe { from.cast::<u64>().add(i).read_unaligned() }).collect()
+            // SAFETY: the target is registered, so it is memory of the other end's, which is not
+            // borrowed between calls; so is the source, unless it is the copy of inline data.
+            let word = |i| unsafe { from.cast::<u64>().add(i).read_unaligned() };
+            (0..words).map(word).collect()
         };
         let (before, after): (Vec<u64>, Vec<u64>) = (copy(target as *const u8), copy(from));
         for (i, word) in after.iter().enumerate() {
@@ -803,11 +804,11 @@ impl WorkRequest {
     /// As it is on its way, with its bytes: its memory may be gone when it arrives.
     fn sent(&self) -> Self {
         let reads_memory = self.length > 0 && self.inline.is_none() && self.source < IMAGINARY;
-        // SAFETY: the memory is registered, as was seen when this was posted, and it is not
-        // completed.
         let bytes = || {
-            unsafe { std::slice::from_raw_parts(self.source as *const u8, self.length as usize) }
-                .to_vec()
+            let (from, length) = (self.source as *const u8, self.length as usize);
+            // SAFETY: the memory is registered, as was seen when this was posted, and it is not
+            // completed.
+            unsafe { std::slice::from_raw_parts(from, length) }.to_vec()
         };
         Self {
             inline: if reads_memory { Some(bytes()) } else { self.inline.clone() },
