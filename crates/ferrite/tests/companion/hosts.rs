@@ -137,7 +137,9 @@ fn two_hosts_bring_one_report_that_names_both() {
         assert!(text.contains("the hosts are not alike: NCCL_IB_TC is unset on"), "{text}");
     }
     // The variable of B reaches rank 1 as well, and A does not get it.
-    assert_eq!(host.stderr.matches("the word is to both").count(), 2, "{host}");
+    let count = |words: &str| host.stderr.matches(words).count();
+    assert_eq!(count("NET/Loopback : Loopback"), 2 * count("the word is to both"), "{host}");
+    assert!(count("the word is to both") > 0, "{host}");
 }
 
 #[test]

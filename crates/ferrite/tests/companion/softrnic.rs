@@ -77,7 +77,7 @@ fn a_planted_delay_is_found_in_its_group_and_nowhere_else() {
     let (report, delay) = (Scratch::new(), shared_object("delay", &[]));
     let mut arguments = vec!["compare", "--against", text(&delay), "--plugin", text(&delay)];
     arguments.extend(["--set-a", "DELAY=", "--set-b", "DELAY=8:2000,4096:2000"]);
-    arguments.extend(["--timeout", "60", "--report", text(&report)]);
+    arguments.extend(["--seconds", "30", "--timeout", "60", "--report", text(&report)]);
     let plugin = dist.join("lib/libnccl-net.so");
     let environment =
         [("FERRITE_DIST", text(&dist)), ("DELAY_OF", text(&plugin)), ("DELAY_WHEN", "alone")];
