@@ -50,6 +50,7 @@ class Coverage(InFolder):
                 "lab/src": (0, 0),
                 "softrnic/src": (0, 0),
                 "softrnic/cli/src": (0, 1),
+                "softrnic/provider/src": (0, 0),
             },
         )
 
