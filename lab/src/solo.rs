@@ -5,11 +5,13 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::measure::plan;
 use crate::measure::stream::TAG;
+use crate::measure::turns::START;
 use crate::nccl::library::Source;
 use crate::system::host;
 use crate::transport::buffer::Buffer;
@@ -177,6 +179,7 @@ fn run(
     let last = ((count - 1) % depth as u64) as usize + 1;
     let rounds = (count - last as u64) / depth as u64;
     path.fill(0)?;
+    thread::sleep(START);
     let start = Instant::now();
     for _ in 0..rounds {
         path.round(depth)?;

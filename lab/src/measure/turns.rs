@@ -6,6 +6,7 @@
 //! pairs. Blocks come in fours, A B B A or B A A B by chance: so no side is ahead by its place, and
 //! if both are alike, a ratio is as likely above 1 as below it, whatever the machine did.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,10 @@ impl Turns {
     }
 }
 
+/// After this, what a transport begins in threads of its own at its start is done: the kernel's
+/// permission to use `membarrier` takes some 10 ms.
+pub(crate) const START: Duration = Duration::from_millis(30);
+
 /// One of the transports in this process.
 #[derive(Debug)]
 pub(crate) struct Side<'t> {
@@ -120,6 +125,7 @@ pub(crate) fn measure(
                 })?);
             }
         }
+        thread::sleep(START);
     }
     let mut all = Vec::new();
     for key in rows {
