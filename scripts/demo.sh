@@ -17,7 +17,7 @@ dist/bin/ferrite compare "$@" || code=$?
 echo
 case $code in
 0)
-    echo "Result: PASSED. The data is right, and Ferrite was not found worse. The line that begins with \"B is\" says more."
+    echo "Result: PASSED. The data is right, and Ferrite was not found worse. The verdict above says more."
     echo "Next: README.md, \"Install\". All figures are in the report named above."
     ;;
 3)
