@@ -61,11 +61,19 @@ COLLECTIVES: dict[str, Callable[[int], float]] = {
 
 # Runs of a block: communicators that live at once, or jobs of fresh processes.
 BLOCK = 4
-# Blocks that should fit into --seconds; those that `ferrite judge` needs for a verdict.
+# Blocks that should fit into --seconds; those after which `ferrite judge` is asked first.
 BLOCKS, LEAST_BLOCKS = 16, 6
 # What a run is, for the report.
 PAIRED = "a communicator of its own; the four of a block live at once in fresh processes and take turns"
 FRESH = "a job of fresh processes"
+
+
+def looks(blocks: int) -> tuple[int, bool]:
+    """Which look at the times one after so many blocks is, and whether it is due: each look takes a part of the chance of a false claim."""
+    number, at = 1, LEAST_BLOCKS
+    while at < blocks:
+        number, at = number + 1, at + at // 2
+    return number, at == blocks
 
 
 def sides_of(options: argparse.Namespace) -> tuple[Side, Side]:
@@ -335,8 +343,7 @@ class Comparison:
     def wants_more(self, blocks: int) -> bool:
         if self.options.blocks:
             return blocks < int(self.options.blocks)
-        # The same twice: of many looks at the same runs, one may be wrong by chance.
-        is_clear = len(set(self.codes[-2:])) == 1 < len(self.codes) and self.codes[-1] != TOO_FEW_RUNS
+        is_clear = self.codes and self.codes[-1] != TOO_FEW_RUNS
         spent = time.monotonic() - self.begin
         return blocks == 0 or (not is_clear and spent * (blocks + 1) / blocks <= self.options.seconds)
 
@@ -360,7 +367,8 @@ class Comparison:
     def tell(self, blocks: int) -> None:
         """Where it stands after so many blocks."""
         gdr = gdr_of(self.runs, self.order())
-        if blocks >= LEAST_BLOCKS:
+        _, is_due = looks(blocks)
+        if is_due:
             with tempfile.TemporaryDirectory() as scratch:
                 self.codes.append(self.judged(Path(scratch), "", subprocess.DEVNULL))
         number = f"{blocks} of {self.options.blocks}" if self.options.blocks else str(blocks)
@@ -405,6 +413,11 @@ class Comparison:
             f"{ranks} ranks share {self.machine.gpus} GPU: the times are mostly those of the driver's time slices, and hide differences"
         ]
 
+    def shared_profiler(self, nccl: str) -> list[str]:
+        if not self.is_paired or tuple(map(int, nccl.split("."))) < (2, 28, 3):
+            return []
+        return ["both sides pay for Ferrite's profiler, since they share their processes; --fresh gives A none"]
+
     def times(self, note: str) -> dict[str, Any]:
         """What `ferrite judge` reads (lab/src/report/times.rs): what A and B are, the side of each run, lines for the report, and for
         each row the microseconds of a call in each run of A (a_us) and of B (b_us), in their order."""
@@ -435,7 +448,8 @@ class Comparison:
             "b": "Ferrite",
             "order": order,
             "run": PAIRED if self.is_paired else FRESH,
-            "notes": [*([note] if note else []), *self.shared_gpus()],
+            "looks": 0 if options.blocks else looks(self.blocks())[0],
+            "notes": [*([note] if note else []), *self.shared_gpus(), *self.shared_profiler(first.versions["nccl"])],
             "facts": facts,
             "about": {
                 "versions": first.versions,

@@ -283,21 +283,20 @@ impl Inquiry {
         told.chain(self.own_crossing(now)).reduce(Crossing::likelier)
     }
 
-    /// Whether this process has begun operations in another order: it seems so, and those that it
-    /// waits for wait for it in the end, since they say the same of it.
-    fn is_crossed(&self, now: Time) -> bool {
+    /// Whether this process and the one at `end` have begun operations in different orders: the other
+    /// one has begun something else, and says the same of this process, so it waits for it in the end.
+    fn is_crossed(&self, now: Time, end: &Watched) -> bool {
         let is_this = |who: &Identity| (&who.host, who.pid) == (&self.me.host, self.me.pid);
-        let says_so = |end: &Watched| {
-            let told = end.standing(now).and_then(|standing| standing.crossing.as_ref());
-            told.is_some_and(|crossing| is_this(&crossing.who))
-        };
-        self.ends.iter().any(|(_, end)| says_so(end)) && self.own_crossing(now).is_some()
+        let told = end.standing(now).and_then(|standing| standing.crossing.as_ref());
+        end.peer_is_elsewhere(now).is_some()
+            && told.is_some_and(|crossing| is_this(&crossing.who))
+            && self.own_crossing(now).is_some()
     }
 
-    /// The nearest known cause of an end's wait. `is_crossed`: as [`Self::is_crossed`] says.
-    fn cause_of(&self, now: Time, id: EndId, end: &Watched, is_crossed: bool) -> Option<Cause> {
+    /// The nearest known cause of an end's wait.
+    fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
         let mut verdict = end.verdict(now);
-        if is_crossed && end.peer_is_elsewhere(now).is_some() {
+        if self.is_crossed(now, end) {
             verdict = Verdict::OrderDiffers;
         }
         if verdict.is_cause() {
@@ -322,10 +321,9 @@ impl Inquiry {
 
     /// The nearest cause of all waits of this process.
     fn cause(&self, now: Time) -> Option<Cause> {
-        let is_crossed = self.is_crossed(now);
         let waiting = self.ends.iter().filter(|(_, end)| end.is_waiting(now));
         waiting
-            .filter_map(|(id, end)| self.cause_of(now, *id, end, is_crossed))
+            .filter_map(|(id, end)| self.cause_of(now, *id, end))
             .min_by(|a, b| (a.depth, &a.far, &a.near).cmp(&(b.depth, &b.far, &b.near)))
     }
 
@@ -340,9 +338,8 @@ impl Inquiry {
     /// What each waiting end waits for, the longest waits first.
     pub fn findings(&self, now: Time) -> Vec<Finding> {
         let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
-        let is_crossed = self.is_crossed(now);
         let finding = |(id, end): (&EndId, &Watched)| {
-            let cause = self.cause_of(now, *id, end, is_crossed);
+            let cause = self.cause_of(now, *id, end);
             let own = cause.as_ref().filter(|cause| cause.depth == 1).map(|cause| cause.verdict);
             Finding {
                 id: *id,
