@@ -90,16 +90,23 @@
 //! | question | place |
 //! |---|---|
 //! | What goes over the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
-//! | Which settings are there? | [`host::variables::VARIABLES`] |
+//! | Which settings are there, and what do they default to? | [`host::variables::VARIABLES`], read by [`host::config`] |
 //! | Which GID, and why? | [`host::gid`], [`net::device::gid_table`] |
 //! | Which ports are one device, and which are paired? | [`net::device::nic`], [`net::device::pairing`] |
 //! | When is a peer dead? | [`proto::control::redial`] |
 //! | What happens after a fault, and when is it given up? | [`proto::recovery`] |
+//! | How do old queue pairs end before new ones are made? | [`net::qp::fence`] |
+//! | How many worker threads are there? | [`net::background::workers`] |
+//! | What does the log say of a recovery? | [`net::recovery::conn`]; the error at its end: [`proto::recovery`] |
 //! | What does a waiting end wait for? | [`proto::explain`] |
-//! | How large are queues? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`] |
+//! | How large are queues, and what is sent inline? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`] |
+//! | When and in which order are clear-to-sends written? | [`net::data::cts_sender`], [`proto::recv`] |
 //! | Can GPU memory be registered? | [`net::device::gdr`] |
 //! | Which lock is taken first? | [`net::control`] |
 //! | What does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
+//! | What does a hang report say? | [`net::explain`]; its texts: `net/explain/text.rs` |
+//! | What do the columns of `ferrite top` show? | `crates/ferrite/src/top/table.rs` |
+//! | How does `ferrite compare` judge? | `lab/src/results/judgement.rs` |
 //!
 //! ## Ferrite's own terms
 //!
