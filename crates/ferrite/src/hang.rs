@@ -489,7 +489,7 @@ impl Finding {
     }
 }
 
-/// What a connection waits for, and what its peer has said of itself.
+/// What a connection waits for, and the answer of its peer.
 fn wait_line(wait: &Value) -> String {
     let text = |value: &Value| plain(value.as_str().unwrap_or_default());
     let answer = match (&wait["remote"], &wait["peer_waits_for"]) {
@@ -519,17 +519,17 @@ fn numbers(end: &Value) -> String {
 /// The most causes that are printed.
 const MAX_CAUSES: usize = 8;
 
-/// What is wrong and between which processes: a cause that several processes name.
+/// Identifies a cause that several processes name: the verdict, and the two processes.
 type CauseKey = (String, [(String, u64); 2]);
 
-/// A cause, the processes that name it, and the words of the one that is nearest to it.
+/// The number of processes that name a cause, and the text of the one nearest to it.
 #[derive(Default)]
 struct Named {
     processes: usize,
     nearest: Option<(u64, String)>,
 }
 
-/// What all of `findings`, by process id, come to: first what most of them name as the cause.
+/// The summary of `findings`, by process id: first the cause that most of them name.
 pub fn summary(findings: &BTreeMap<u32, Finding>, has_waits: bool) -> String {
     let mut causes: BTreeMap<CauseKey, Named> = BTreeMap::new();
     for finding in findings.values() {
@@ -578,7 +578,7 @@ pub fn summary(findings: &BTreeMap<u32, Finding>, has_waits: bool) -> String {
     text
 }
 
-/// Both ends of a path report it, each from its side.
+/// One key for the reports of both ends of a path, each of which has its own side.
 fn key(cause: &Value) -> CauseKey {
     let process = |who: &Value| {
         (who["host"].as_str().unwrap_or_default().to_owned(), who["pid"].as_u64().unwrap_or(0))

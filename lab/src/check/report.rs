@@ -15,7 +15,7 @@ pub(crate) enum Verdict {
     Passed,
     /// It does not, or the point could not be carried out.
     Failed,
-    /// It cannot be told here.
+    /// It cannot be tested here.
     Skipped,
 }
 
@@ -34,9 +34,9 @@ impl fmt::Display for Verdict {
 pub(crate) struct StepResult {
     /// In a sentence; empty for the process that only helped.
     pub(crate) detail: String,
-    /// It cannot be told here; `detail` says why.
+    /// It cannot be tested here; `detail` says why.
     pub(crate) skipped: bool,
-    /// What has to be in the log of this process.
+    /// Lines that the log of this process must have.
     pub(crate) wanted: Vec<Wanted>,
     /// The most lines that the log of this process may have.
     pub(crate) most_lines: Option<usize>,
@@ -47,7 +47,7 @@ pub(crate) struct StepResult {
 pub(crate) struct Wanted {
     /// All of these are in it, in any case; of a word with `|` in it, one of its parts.
     pub(crate) words: Vec<String>,
-    /// What it means if there is none.
+    /// The meaning of a missing line.
     pub(crate) otherwise: String,
 }
 
@@ -64,7 +64,7 @@ impl StepResult {
         Self { detail: detail.into(), ..Self::default() }
     }
 
-    /// Not to be told.
+    /// It cannot be tested here.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self { detail: why.into(), skipped: true, ..Self::default() }
     }
@@ -104,7 +104,7 @@ impl StepResult {
     }
 }
 
-/// What became of a point.
+/// The result of a point.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// Its number.

@@ -38,17 +38,17 @@ Examples:
   ferrite compare --sizes 4M --find 2           another message size; 2 % must not be missed
   ferrite compare --streams 4 --set-a NCCL_IB_QPS_PER_CONNECTION=4
                                                 four connections each way at once, and A with four queue pairs each
-  ferrite compare --fail-if-worse 5             a loss of less than 5 % is told, and is no failure
-  ferrite compare --verbs system --serve        over two hosts: it prints the line for the other one
+  ferrite compare --fail-if-worse 5             a loss below 5 % is reported, but is no failure
+  ferrite compare --verbs system --serve        two hosts: it prints the command for the other one
   mpirun -np 2 -H HOST0,HOST1 -x MASTER_ADDR=HOST0 ferrite compare --verbs system --job
                                                 the same under a launcher, a process on each host
 
-Both sides take turns of a millisecond in the same processes. It ends as soon as each group of results is known: better, worse, \
+Both sides take turns of a millisecond in the same processes. It ends as soon as every group of results is known: better, worse, \
 or the same within 2 %.
 
 Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: undecided, \
-since a difference as large as --find might have been missed; 130: interrupted, and the report holds what had been measured. \
-Of two hosts rank 0's has that code and the report; the other one's is 0 when the comparison has come to its end.")]
+since a difference as large as --find might have been missed; 130: interrupted, and the report has what was measured. \
+With two hosts, rank 0's process has this code and the report; the other one ends with 0 when the comparison is complete.")]
 pub(super) struct Compare {
     /// B: the plugin [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]

@@ -13,7 +13,7 @@ pub enum Better {
 }
 
 impl Better {
-    /// How many times as good B is, where B has so many times the value of A.
+    /// How many times as good B is as A; `ratio` is B's value over A's.
     pub fn speed(self, ratio: f64) -> f64 {
         match self {
             Self::Lower => 1.0 / ratio,

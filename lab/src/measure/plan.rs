@@ -50,9 +50,9 @@ pub enum Task {
     Turns {
         /// In this order.
         rows: Vec<Key>,
-        /// Which order the sides have.
+        /// Determines the order of the sides.
         seed: u64,
-        /// So many times the usual number of blocks.
+        /// The number of blocks, as a multiple of the usual one.
         rounds: usize,
     },
     /// Check every byte: single messages, streams, groups, truncation.
@@ -141,9 +141,9 @@ pub struct Scope {
     pub connections: u32,
     /// Message sizes of the bandwidth test.
     pub bandwidth_sizes: Vec<usize>,
-    /// A group is undecided if a difference of so much could have been missed; %.
+    /// A group is undecided if a difference of this size could have been missed; %.
     pub find_percent: u32,
-    /// B fails where it is worse by so much or more; %. 0: wherever it is worse.
+    /// B fails if it is worse by this or more; %. 0: by any amount.
     pub fail_percent: u32,
     /// Connections each way that a stream is over at once. With more than one, streams both ways
     /// are all that is measured.
@@ -174,7 +174,7 @@ impl Scope {
         f64::from(self.find_percent) / 100.0
     }
 
-    /// What is no failure yet, as a fraction.
+    /// A smaller loss is no failure; a fraction.
     pub fn fail(&self) -> f64 {
         f64::from(self.fail_percent) / 100.0
     }

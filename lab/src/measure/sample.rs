@@ -68,9 +68,9 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
 const MOST: usize = 256;
 
 /// The estimator of Hodges and Lehmann, the median of the means of all pairs of `values`, with the
-/// interval that Wilcoxon's signed ranks give it. Both need no more than that a value lies as far
-/// above the true one as below it, by the same chance. They lose 5 % to the mean where the values
-/// are normal, and little where some are wild.
+/// interval of Wilcoxon's signed ranks. Both only assume that values are distributed symmetrically
+/// around the true one. They are 5 % less efficient than the mean if the values are normal, and
+/// lose little if there are outliers.
 pub fn signed_ranks(values: &[f64], level: f64) -> Option<Estimate> {
     let mut values = values.to_vec();
     while values.len() > MOST {

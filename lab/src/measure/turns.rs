@@ -28,17 +28,18 @@ const MESSAGES: (u64, u64) = (16, 1_000_000);
 const SINGLES: u32 = 4;
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
 const PENDING: u32 = 128;
-/// So many undisturbed pairs of blocks are enough for a set. As long as they are fewer, more blocks
-/// are measured, unless the row has taken so long.
+/// Undisturbed pairs of blocks that are enough for a set. More blocks are measured until there are
+/// as many.
 const ENOUGH: usize = 4;
+/// A row that has taken this long gets no more blocks.
 const LONG: Duration = Duration::from_millis(100);
-/// If so few pairs of a set were undisturbed, the disturbed ones count as well.
+/// If no more than this many pairs of a set were undisturbed, the disturbed ones count as well.
 const FEW: usize = 1;
 
 /// The blocks of a row over one set of connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turns {
-    /// What.
+    /// The row.
     #[serde(flatten)]
     pub key: Key,
     /// The side of each block: `ABBABAAB`.
@@ -80,7 +81,7 @@ impl Turns {
     }
 }
 
-/// After this, what a transport begins in threads of its own at its start is done: the kernel's
+/// After this time, the work that a transport starts in threads of its own is done: the kernel's
 /// permission to use `membarrier` takes some 10 ms.
 pub(crate) const START: Duration = Duration::from_millis(30);
 

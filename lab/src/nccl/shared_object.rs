@@ -46,7 +46,7 @@ impl SharedObject {
         // asked for by naming it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // The loader says of a file for another processor that there is none.
+            // For a file of another processor, the loader says that there is no such file.
             let words = loader_words();
             let reason = host::obstacle(path).ok().flatten().unwrap_or(words);
             return Err(Error::Load { path: path.into(), reason });

@@ -2,9 +2,9 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `worker` | one of the two processes; time in a stream, and waiting; receive buffers, every byte of which is looked at twice; the two ends of a stream; a TCP relay that cuts or silences what passes |
+//! | `worker` | one of the two processes; time in a stream, and waiting; receive buffers, in which every byte is checked twice; the two ends of a stream; a TCP relay that cuts or silences what passes |
 //! | `scenario` | the scenarios; their faults and times; what the two processes of a run do; what can be done to a run |
-//! | `runner` | the process that starts the others and keeps the clock; the software device's command line; what a transport's log tells of failures |
+//! | `runner` | the process that starts the others and keeps the clock; the software device's command line; the failures in a transport's log |
 //! | `report` | outcomes as text and as a table; what happened: at each end, to the messages, to the bytes |
 
 pub(crate) mod report;

@@ -112,7 +112,7 @@ impl Table {
     }
 }
 
-/// What is to be read with the results.
+/// Notes on the results.
 pub(crate) fn warnings(record: &Record) -> Vec<String> {
     let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
     let busy = busy.map(|busy| {

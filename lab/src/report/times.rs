@@ -31,7 +31,7 @@ const BLOCK: usize = 4;
 /// If all is alike, the chance that anything is said to differ, half of it for rows and half for
 /// groups. There are few runs, and more take hours: it is larger than that of `ferrite compare`.
 const CHANCE: f64 = 0.05;
-/// A loss below this part is told, and is no failure: two runs of one library differ by as much.
+/// A smaller loss is reported, but is no failure: two runs of one library differ by as much.
 const FAIL: f64 = 0.03;
 /// Times that a call may take, in microseconds, and bytes on a link for each byte of it: ratios of
 /// others are no numbers.
@@ -286,7 +286,7 @@ impl JudgedTimes {
              Hodges-Lehmann estimate over the ratios of neighbours, one of each side, and [..] the interval of Wilcoxon's signed ranks. B \
              is faster or slower where the interval lies beyond {} on one side of 1; the same within X where it reaches no further than \
              X; else it is undecided. If A and B do not differ, anything is said to differ with a chance of {:.0} %. A loss of less than \
-             {} is told, and is no failure.",
+             {} is reported, but is no failure.",
             times.order.len(),
             times.run,
             times.order,

@@ -44,8 +44,8 @@ const WIDTH: usize = 80;
 /// Columns of the name of a group.
 const NAME: usize = 17;
 
-/// What a user sees at the end: the verdict, then eight lines at most with the one that the caller
-/// adds.
+/// The output at the end of a run: the verdict, then at most eight lines, including the one that
+/// the caller adds.
 pub(crate) fn first_screen(record: &Record) -> String {
     let mut lines = vec![verdict(record)];
     let title = |side: &Side| format!("{} = {}", side.label, side.short_title());
@@ -119,7 +119,7 @@ pub(crate) fn in_short(groups: &[Group]) -> String {
     groups.iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// What follows from a run.
+/// The conclusion from a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Conclusion {
     /// The data is right; and B is as good as it has to be, if there is a B.
@@ -176,7 +176,7 @@ fn size(speed: f64) -> String {
 
 /// Rows and groups with their names.
 pub(super) struct Judged<'r> {
-    /// What is no failure yet, as a fraction.
+    /// A smaller loss is no failure; a fraction.
     pub(super) fail: f64,
     pub(super) groups: Vec<Named<'r>>,
     pub(super) rows: Vec<Named<'r>>,

@@ -2,21 +2,21 @@
 //!
 //! A value is the logarithm of B over A in one set: fresh processes with fresh connections, in
 //! which both sides took turns ([`crate::measure::turns`]). Within a set it is the median over
-//! pairs of neighbouring blocks, since a busy machine makes some of them wild. Blocks of one set
-//! share more than chance: where queues, code and pages happen to lie. So a set is one value, how
-//! many blocks it may have, and many short sets say more than few long ones.
+//! pairs of neighbouring blocks, since a busy machine makes outliers of some. Blocks of one set are
+//! not independent: they share the addresses of queues, code and pages. So a set is one value,
+//! however many blocks it has, and many short sets say more than few long ones.
 //!
 //! Over the sets, the estimate is that of Hodges and Lehmann with the interval of Wilcoxon's signed
 //! ranks ([`sample::signed_ranks`]). It assumes no distribution: it holds where a value lies as far
 //! above the true one as below it, by the same chance. For two sides that are alike, the experiment
-//! itself sees to that: which side is loaded, connected and measured first is thrown by a coin, so
-//! exchanging A and B turns the sign of a value and nothing else, however busy the machine is,
-//! however it drifts, and whatever neighbouring sets have in common. A mean with a t-interval
-//! would be widened by a single wild set, and a sign test needs half as many sets again.
+//! itself sees to that: chance decides which side is loaded, connected and measured first. So
+//! exchanging A and B only changes the sign of a value, however busy the machine is, however it
+//! drifts, and whatever neighbouring sets have in common. A single outlier would widen the
+//! t-interval of a mean, and a sign test needs half as many sets again.
 //!
-//! One rule for all: the interval lies beyond [`NOTHING`] on one side of 1, and B is better or
-//! worse; or it lies within what must not be missed, and they are the same within its further end;
-//! or it is undecided.
+//! One rule for all. If the interval lies beyond [`NOTHING`] on one side of 1, B is better or
+//! worse. If it lies within the difference that must not be missed, they are the same within its
+//! further end. Otherwise it is undecided.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,10 +24,10 @@ use crate::measure::metric::Better;
 use crate::measure::sample;
 use crate::measure::sample::Estimate;
 
-/// A difference below this part is none: where code happens to lie in memory makes as much.
+/// A smaller difference counts as none: the addresses of code in memory cause as much.
 pub const NOTHING: f64 = 0.01;
-/// If all sides are alike: the chance that anything of a run is said to differ, half of it for rows
-/// and half for groups.
+/// If the sides do not differ: the chance that a run finds any difference, half of it for rows and
+/// half for groups.
 pub const CHANCE: f64 = 0.005;
 /// A difference of the interval's half width, in logarithms, is found in half of all runs, and of
 /// so many times that in four of five: half the width is 3.5 standard errors or more.

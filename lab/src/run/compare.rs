@@ -3,8 +3,8 @@
 //!
 //! A set is a fresh pair of processes, in which both sides are loaded and connected, and take turns
 //! over the same devices and the same pages ([`crate::measure::turns`],
-//! [`crate::pair::worker_ctx`]). So where code, heaps and queues happen to lie is thrown anew in
-//! each set, as the order of the sides is. [`crate::results::judgement`] says what follows.
+//! [`crate::pair::worker_ctx`]). So each set has new addresses of code, heaps and queues, by
+//! chance, and a new order of the sides. [`crate::results::judgement`] judges the sets.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -45,11 +45,11 @@ pub(crate) struct CompareRequest {
     pub(crate) command: Vec<String>,
 }
 
-/// The last set may take so much longer than the time that was given.
+/// By how much the last set may exceed the time that was given.
 const GRACE: Duration = Duration::from_secs(8);
 
-/// Runs it all. What ends it after the first set leaves a record of what there is; the error says
-/// why, unless it is an interrupt ([`Record::complete`]).
+/// Runs it all. If an error ends it after the first set, the record has the sets so far, and the
+/// error is returned beside it, unless it is an interrupt ([`Record::complete`]).
 ///
 /// # Errors
 /// Whatever makes the run invalid before a set is complete: a worker's failure, a refused identity,
@@ -136,7 +136,7 @@ fn verify(request: &CompareRequest, runner: &Runner, progress: &mut Progress) ->
     Ok(sides)
 }
 
-/// Says which side it was. An interrupt is of none.
+/// Adds to an error the side that it comes from. An interrupt comes from neither.
 fn of_side(sources: &[Source], side: usize, problem: Error, so_far: Option<String>) -> Error {
     match (problem, sources.get(side)) {
         (problem @ (Error::Interrupted | Error::Side { .. }), _) | (problem, None) => problem,
@@ -147,8 +147,8 @@ fn of_side(sources: &[Source], side: usize, problem: Error, so_far: Option<Strin
     }
 }
 
-/// Runs sets until all is known or the time is over. What has ended it early, where there is one
-/// set or more.
+/// Runs sets until all is known or the time is over. Also returns the error that ended it early, if
+/// there is a set by then; otherwise fails with it.
 fn measure(
     request: &CompareRequest,
     runner: &Runner,
@@ -168,8 +168,8 @@ fn measure(
         let set = one(request, runner, (sides, &open), seed, &mut |_| progress.tell(&so_far));
         match set {
             Ok(set) => sets.push(set),
-            // The time is over, or the user does not want to wait. Another host may have heard of
-            // that first, and its end been seen before.
+            // The time is over, or the user has interrupted the run. Another host may notice that
+            // first, and its end may be seen here before.
             Err(Error::Late { .. }) if !sets.is_empty() => break,
             Err(_) if !sets.is_empty() && output::received() => {
                 return Ok((sets, Some(Error::Interrupted)));

@@ -13,7 +13,7 @@ const POLLS_PER_LOOK: u32 = 1 << 10;
 const LONG: Duration = Duration::from_millis(4);
 /// A pause is the time that has been waited divided by this: too short to show in what is measured.
 const PAUSES_PER_WAIT: u32 = 64;
-/// One who needs so long has lost its CPU; and the least pause then.
+/// A wait for longer than this means that the peer has lost its CPU; and the shortest pause then.
 const LOST: Duration = Duration::from_micros(300);
 const PAUSE: Duration = Duration::from_micros(30);
 /// Polls from one pause to the next.

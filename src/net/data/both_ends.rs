@@ -134,8 +134,8 @@ pub trait Path {
         if self.finish(test)? { Ok(()) } else { outcome }
     }
 
-    /// The first step of `test`: checks whether the request is complete. If the fast path goes on,
-    /// call [`Self::poll_for`]; otherwise [`Self::test_in_general`].
+    /// The first step of `test`: checks whether the request is complete. If the fast path
+    /// continues, call [`Self::poll_for`]; otherwise [`Self::test_in_general`].
     #[inline(always)]
     fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> First {
         match self.finish_fast(test) {

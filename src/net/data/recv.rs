@@ -417,7 +417,7 @@ impl End for RecvComm {
 // `irecv`: posts buffers, and sends their clear-to-sends.
 impl RecvPath {
     /// The first step of `irecv` of one message, whose length fits one immediate: begins it, and
-    /// calls `begun`. If the fast path goes on, call [`Self::send_due_cts`]; otherwise
+    /// calls `begun`. If the fast path continues, call [`Self::send_due_cts`]; otherwise
     /// [`Self::receive`].
     #[inline(always)]
     pub fn begin_single<'a>(

@@ -349,7 +349,7 @@ impl End for SendComm {
 // `isend`: begins messages, and posts them.
 impl SendPath {
     /// The first step of `isend`: checks whether the receiver has cleared a message to send. If the
-    /// fast path goes on, call [`Self::send_next`]; otherwise [`Self::send`].
+    /// fast path continues, call [`Self::send_next`]; otherwise [`Self::send`].
     #[inline(always)]
     pub fn look_for_cts(&mut self) -> First {
         let Self { flow, ring, stats, .. } = self;

@@ -178,9 +178,9 @@ impl RowReport {
         Self { name, verdict, findings }
     }
 
-    /// A line for each finding, the cure below it; of findings that have the same cure, below the
-    /// last of them. Lines that are longer than `width` go on below their fact. With `has_colours`
-    /// a terminal shows verdicts in theirs.
+    /// A line for each finding, with the cure below it. Findings with the same cure have it once,
+    /// below the last of them. Lines longer than `width` are continued below their fact. With
+    /// `has_colours`, verdicts are coloured.
     pub(crate) fn text(&self, width: Option<usize>, has_colours: bool) -> String {
         let mut text = String::new();
         for (at, finding) in self.findings.iter().enumerate() {
