@@ -16,7 +16,7 @@ use crate::uapi::{
 };
 use crate::{check, made, say};
 
-/// Whether a command opens the device. Until one has, there is no context to give others to.
+/// Whether a command opens the device. All other commands need the context that it makes.
 pub(crate) fn opens(call: &Call<'_>) -> bool {
     call.what == (object::DEVICE, device::GET_CONTEXT)
 }
@@ -28,12 +28,13 @@ pub(crate) fn describe(context: &Context, call: &mut Call<'_>) {
     call.output(DRIVER_OUT, &context.provider.context(context.ports));
 }
 
-/// Whether it is the question whether there are such commands. Any refusal but two says yes.
+/// Whether libibverbs only asks whether the kernel has `ioctl` commands. Any error but two means
+/// yes.
 pub(crate) fn is_probe(call: &Call<'_>) -> bool {
     call.what == (object::DEVICE, device::WRITE) && !call.has(write::IN)
 }
 
-/// Carries a command out. What is not known is refused with EOPNOTSUPP: other values make the
+/// Carries a command out. Unknown commands are refused with EOPNOTSUPP: other values make the
 /// library try older interfaces.
 pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<(), i32> {
     match call.what {
@@ -52,7 +53,7 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
         (object::CQ, CREATE) => new_cq(context, call),
         (object::CQ, DESTROY) => {
             let events = context.destroy_cq(call.word(destroy::HANDLE)?)?;
-            // Of completion channels there are none.
+            // There are no completion channels.
             call.output(destroy::OUT, &[0_u32.to_ne_bytes(), events.to_ne_bytes()].concat());
             Ok(())
         }
@@ -73,7 +74,7 @@ pub(crate) fn created_cq(context: &Context, call: &Call<'_>) -> Option<Arc<Cq>> 
     is_one.then(|| call.word(create_cq::HANDLE).and_then(|handle| context.cqs.get(handle)).ok())?
 }
 
-/// Commands from before there were objects.
+/// Commands of the older kind, without objects.
 fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     const QUERY_DEVICE: u32 = write::QUERY_DEVICE | write::EXTENDED;
     const MODIFY_QP: u32 = write::MODIFY_QP | write::EXTENDED;
@@ -132,7 +133,7 @@ fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     }
 }
 
-/// What a program asks for, and cannot have here.
+/// A request of the program that is not supported here.
 fn absent(what: &str) -> i32 {
     say(format_args!(
         "{what} are not modelled beneath a provider (EOPNOTSUPP); softrnic run without --provider \
@@ -230,7 +231,7 @@ fn port(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// How many bytes softrnic, and the kernel, have for an entry of a GID table.
+/// Bytes of an entry of a GID table, in softrnic and in the kernel.
 const GID_ENTRY: usize = size_of::<types::GidEntry>();
 
 fn gid_entry(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
@@ -260,8 +261,8 @@ fn gid_table(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// The handle and the keys of a region that `register` makes. A key that ends lists of elements is
-/// given back for another one.
+/// The handle and the keys of a region that `register` makes. If its key is the one that ends lists
+/// of elements, another region is registered instead.
 fn register(context: &Context, register: impl Fn() -> *mut types::Mr) -> Result<[u32; 3], i32> {
     const END: u32 = 0x100;
     let mut mr = made(register())?;

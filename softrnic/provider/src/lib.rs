@@ -1,5 +1,5 @@
-//! softrnic as kernel and card beneath the system's own libibverbs and its driver library (called
-//! a provider) for ConnectX. The library is preloaded: `softrnic run --provider mlx5 -- PROGRAM`.
+//! softrnic as kernel and card under the system's own libibverbs and its provider for ConnectX, the
+//! driver library libmlx5. This library is preloaded: `softrnic run --provider mlx5 -- PROGRAM`.
 //!
 //! ```text
 //!   program ── libibverbs ── libmlx5          the system's, unmodified
@@ -20,9 +20,9 @@
 //! provider's completion queue. No thread takes part in this. One thread for each open device
 //! translates asynchronous events.
 //!
-//! What another provider needs is in one file: [`provider::Provider`] is what it implements.
+//! Another provider needs one more file, which implements [`provider::Provider`].
 
-// Elsewhere the library is empty: nobody has tried it.
+// On other processors the library is empty: it has not been tried there.
 #![cfg(target_arch = "x86_64")]
 
 mod command;
@@ -41,7 +41,7 @@ fn say(line: fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "softrnic: {line}");
 }
 
-/// A panic of another thread that held it does not make its data unusable.
+/// Locks `mutex`, also after another thread has panicked while it held it: the data stays usable.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -51,12 +51,12 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// What a call of softrnic returned that returns an errno value.
+/// The result of a call of softrnic that returns an errno value.
 fn check(code: i32) -> Result<(), i32> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-/// What a call of softrnic made that returns NULL and sets errno where it fails.
+/// The result of a call of softrnic that returns NULL and sets errno on failure.
 fn made<T>(pointer: *mut T) -> Result<*mut T, i32> {
     if pointer.is_null() { Err(errno().max(1)) } else { Ok(pointer) }
 }

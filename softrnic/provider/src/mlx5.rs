@@ -1,4 +1,5 @@
-//! libmlx5: what the kernel's driver tells it, and its queues. Numbers in them are big endian.
+//! libmlx5: the answers of the kernel's driver, and the queues. Numbers in the queues are big
+//! endian.
 //!
 //! | queue | |
 //! |---|---|
@@ -55,21 +56,21 @@ struct ContextAnswer {
 const HAS_ECE: u32 = 4;
 const HAS_SQD_TO_RTS: u32 = 8;
 
-/// What libmlx5 says of a completion queue.
+/// libmlx5's description of a completion queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CqInput {
     buffer: u64,
     record: u64,
     cqe_size: u32,
-    /// Completions that are made shorter: whether, and how.
+    /// Compressed completions: whether, and in which format.
     compression: [u8; 2],
     flags: u16,
     page: u32,
     reserved: u32,
 }
 
-/// What it says of a queue pair.
+/// libmlx5's description of a queue pair.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct QpInput {
@@ -149,7 +150,7 @@ const PAGE: u32 = 4096;
 /// The option that these cards offer for enhanced connection establishment.
 const ECE: u32 = 1;
 
-/// The most that softrnic has: entries of a queue, elements and inline bytes of a request.
+/// softrnic's limits: entries of a queue, elements and inline bytes of a request.
 const MOST: Cap =
     Cap { send_wr: 16384, recv_wr: 16384, send_sge: 16, recv_sge: 16, inline_data: 1024 };
 
@@ -267,7 +268,7 @@ fn address(number: u64) -> *mut u8 {
     ptr::with_exposed_provenance_mut(number as usize)
 }
 
-/// How many bytes a completion has.
+/// Bytes of a completion.
 const CQE: usize = 64;
 /// Its last word is written after all others.
 const LAST: usize = CQE - size_of::<u64>();
@@ -343,7 +344,7 @@ fn encode(done: &Done) -> [u8; CQE] {
     cqe
 }
 
-/// What a card calls a failure.
+/// The card's code of a failure.
 fn syndrome(status: u32) -> u8 {
     const OTHER: u8 = 0x22;
     let table = [
@@ -360,9 +361,9 @@ fn syndrome(status: u32) -> u8 {
     table.iter().find(|(known, _)| *known as u32 == status).map_or(OTHER, |(_, code)| *code)
 }
 
-/// Sends lie on blocks of so many bytes.
+/// Bytes of a block; each send begins with a new one.
 const BLOCK: usize = 64;
-/// Segments and elements have so many.
+/// Bytes of a segment, and of an element.
 const SEGMENT: usize = 16;
 /// The longest send: 63 segments.
 const LONGEST: usize = 63 * SEGMENT;
@@ -386,14 +387,14 @@ unsafe impl Send for QpRings {}
 unsafe impl Sync for QpRings {}
 
 impl QpRings {
-    /// How much has been posted: of receives (0), of blocks of sends (1).
+    /// The number of receives (0), or of blocks of sends (1), that have been posted.
     fn posted(&self, which: usize) -> u16 {
         // SAFETY: the provider's record, which stays as long as the queue pair.
         let word = unsafe { AtomicU32::from_ptr(self.record.add(which)) }.load(Acquire);
         u32::from_be(word) as u16
     }
 
-    /// The segment that begins so many bytes behind a block of the send queue.
+    /// The segment that begins this number of bytes after a block of the send queue.
     fn segment(&self, block: u32, offset: usize) -> [u8; SEGMENT] {
         let ring = self.send_blocks as usize * BLOCK;
         let at = (block as usize * BLOCK + offset) & (ring - 1);

@@ -43,7 +43,7 @@ impl<T> Table<T> {
         made
     }
 
-    /// EINVAL if there is none.
+    /// The object of a handle; EINVAL if there is none.
     pub(crate) fn get(&self, handle: u32) -> Result<Arc<T>, i32> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.get(&handle).cloned().ok_or(libc::EINVAL)
@@ -67,7 +67,7 @@ unsafe impl<T> Send for Card<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Card<T> {}
 
-/// The provider's functions, which the hooks of `preload` stand in front of.
+/// The provider's functions, which the hooks of `preload` call.
 #[derive(Default)]
 pub(crate) struct Hooked {
     pub(crate) post_send: AtomicUsize,
@@ -195,8 +195,7 @@ impl Context {
         }
     }
 
-    /// How many events of an object that is no more the program has read; those that it has not
-    /// read are taken back.
+    /// How many events of a destroyed object the program has read; the unread ones are removed.
     fn reported(&self, user: u64, count: &AtomicU32) -> u32 {
         if let Some(events) = self.events.get() {
             events.take_back(user, count);
@@ -208,7 +207,7 @@ impl Context {
         let qp = self.qps.get(handle)?;
         let _one_at_a_time = lock(&DESTROYING);
         {
-            // Nobody is between taking its completions and writing them.
+            // No thread has taken its completions without having written them.
             let mut sends = lock(&qp.send_cq.filling);
             let is_one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
             let mut receives = (!is_one).then(|| lock(&qp.recv_cq.filling));
@@ -257,7 +256,8 @@ impl Context {
         self.pid == std::process::id()
     }
 
-    /// Destroys what the program has left, as the kernel does when the descriptor is closed.
+    /// Destroys the objects that the program has left, as the kernel does when the descriptor is
+    /// closed.
     pub(crate) fn close(self: Box<Self>) {
         if let Some(events) = self.events.get() {
             events.end();
@@ -295,7 +295,7 @@ struct Events {
     stopper: OwnedFd,
 }
 
-/// Two sockets of the local domain that keep messages apart.
+/// A pair of Unix sockets that keep message boundaries.
 fn sockets() -> Result<[OwnedFd; 2], i32> {
     let mut fds = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -319,7 +319,7 @@ impl Events {
         Ok((Self { ours: Mutex::new(ours), theirs, stop, stopper }, copy))
     }
 
-    /// `count` is what the object has had.
+    /// `count` is the number of events of the object so far.
     fn send(&self, element: u64, kind: u32, count: Option<&AtomicU32>) {
         let ours = lock(&self.ours);
         if put(&ours, &EventRecord { element, kind, reserved: 0 }) {
@@ -373,7 +373,7 @@ pub(crate) struct Cq {
     filling: Mutex<Filling>,
     /// Completions of requests that softrnic has not taken.
     failed: Mutex<VecDeque<Done>>,
-    /// The application's word for it: its handle.
+    /// The application's handle of it.
     pub(crate) user: u64,
     events: Arc<AtomicU32>,
     /// The provider's functions, if it is an extended one.
@@ -457,7 +457,7 @@ pub(crate) struct Qp {
     pub(crate) card: Card<types::Qp>,
     memory: Box<dyn QpMemory>,
     handle: u32,
-    /// The application's word for it.
+    /// The application's handle of it.
     user: u64,
     state: AtomicU32,
     send_cq: Arc<Cq>,
@@ -469,7 +469,7 @@ pub(crate) struct Qp {
 
 #[derive(Default)]
 struct Sending {
-    /// Where the next send begins that softrnic does not have.
+    /// The beginning of the next send that softrnic does not have yet.
     at: u32,
     request: Request,
 }

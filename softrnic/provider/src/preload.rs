@@ -1,12 +1,12 @@
-//! Functions that stand in front of those of the C library and of libibverbs.
+//! Functions that replace those of the C library and of libibverbs.
 //!
 //! | function | |
 //! |---|---|
-//! | `ioctl` | carries commands out |
+//! | `ioctl` | carries out commands |
 //! | `mmap`, `mmap64` | pages of doorbell registers are ordinary memory |
-//! | `close` | of a device: destroys what the program has left |
-//! | `socket` | libibverbs asks the kernel for devices, and by files only where it cannot |
-//! | `verbs_set_ops` | the provider enters its functions for posting and polling; these get hooks |
+//! | `close` | for a device: destroys the objects that the program has left |
+//! | `socket` | refuses RDMA netlink, so that libibverbs looks for devices in sysfs |
+//! | `verbs_set_ops` | hooks the functions for posting and polling that the provider enters |
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::mem::transmute;
@@ -22,7 +22,7 @@ use crate::objects::{Context, Cq, Hooked};
 use crate::uapi::{COMMAND, Call};
 use crate::{command, provider, say};
 
-/// Descriptors from here on are no devices.
+/// Descriptors with this number or a higher one are not looked up as devices.
 const DESCRIPTORS: usize = 1 << 16;
 /// The open device of each descriptor.
 static OPEN: [AtomicPtr<Context>; DESCRIPTORS] =
@@ -35,18 +35,18 @@ fn context(fd: c_int) -> Option<&'static Context> {
     unsafe { slot.load(Acquire).as_ref() }
 }
 
-/// The highest descriptor that a device was opened by.
+/// The highest descriptor of a device that has been opened.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-/// A child of a fork has no devices: the library opens them anew. What it inherits stays as it is,
-/// since locks in it may be held by threads that the child does not have.
+/// A forked child has no devices: the library opens them again. Inherited ones are left as they
+/// are, since threads that the child does not have may hold their locks.
 extern "C" fn forget() {
     for slot in &OPEN[..=HIGHEST.load(SeqCst)] {
         slot.store(ptr::null_mut(), SeqCst);
     }
 }
 
-/// Which device of `/dev/infiniband` a descriptor is of.
+/// The device in `/dev/infiniband` that a descriptor belongs to.
 fn device(fd: c_int) -> Option<usize> {
     let path = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
     path.to_str()?.strip_prefix("/dev/infiniband/uverbs")?.parse().ok()
@@ -67,7 +67,7 @@ fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
     HIGHEST.fetch_max(fd as usize, SeqCst);
     let before = slot.swap(Box::into_raw(context), SeqCst);
     if !before.is_null() {
-        // The descriptor was closed by a call that does not come here.
+        // The descriptor was closed by a call that is not replaced.
         // SAFETY: leaked by this function; nobody uses it any more.
         unsafe { Box::from_raw(before) }.close();
     }
@@ -184,8 +184,8 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
 
 type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
 
-/// libibverbs' own. Programs may have loaded it for themselves alone, so it is asked for by name;
-/// the version of its private functions is a number.
+/// The function of libibverbs itself. Programs may have loaded it with RTLD_LOCAL, so it is looked
+/// up by the library's name; the version of its private functions is a number.
 fn real_set_ops() -> Option<SetOps> {
     static FOUND: OnceLock<Option<SetOps>> = OnceLock::new();
     *FOUND.get_or_init(|| {

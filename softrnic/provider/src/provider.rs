@@ -1,5 +1,5 @@
-//! What the front asks of a provider: how its queues look in memory, and what it wants to hear from
-//! the kernel.
+//! The interface to a provider: the layout of its queues in memory, and its own part of the
+//! kernel's answers.
 
 use std::ptr;
 
@@ -18,13 +18,13 @@ pub(crate) fn by_driver(number: u32) -> Option<&'static dyn Provider> {
 }
 
 pub(crate) trait Provider: Sync {
-    /// Its part of the answer when a device of so many ports is opened.
+    /// Its part of the answer when a device with this number of ports is opened.
     fn context(&self, ports: u32) -> Vec<u8>;
 
     /// Its part of the attributes of a device.
     fn device(&self) -> Vec<u8>;
 
-    /// A completion queue for so many completions, as the provider describes it.
+    /// A completion queue for this number of completions, as the provider describes it.
     fn cq(&self, input: &[u8], cqe: u32) -> Result<Box<dyn CqMemory>, i32>;
 
     /// Its part of the answer for a completion queue of this number.
@@ -45,10 +45,10 @@ pub(crate) trait Provider: Sync {
 
 /// The memory of a queue pair, which the provider fills. Indices count without end and wrap.
 pub(crate) trait QpMemory: Send + Sync {
-    /// What the queue pair is to be able to hold, where the program has asked for `asked`.
+    /// The capacities of the queue pair, if the program has requested `asked`.
     fn cap(&self, asked: Cap) -> Cap;
 
-    /// By what the provider knows it in completions.
+    /// The number by which the provider identifies it in completions.
     fn user(&self) -> u64;
 
     /// Reads the send at `at` into `request`, and returns the index of the next one. `None`: no
@@ -61,10 +61,10 @@ pub(crate) trait QpMemory: Send + Sync {
 
 /// The memory of a completion queue, which the provider reads.
 pub(crate) trait CqMemory: Send + Sync {
-    /// How many completions fit, where so many have been written.
+    /// How many more completions fit after this number of them.
     fn room(&self, written: u32) -> u32;
 
-    /// Writes another one, where so many have been written.
+    /// Writes the next one, after this number of them.
     fn write(&self, written: u32, done: &Done);
 }
 
@@ -81,12 +81,12 @@ pub(crate) struct Request {
 // SAFETY: the pointers in it are set for the time of a call.
 unsafe impl Send for Request {}
 
-/// What becomes of a request.
+/// How a request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is posted.
     Posted,
-    /// It does nothing, and tells nobody.
+    /// It does nothing and has no completion.
     Nothing,
     /// softrnic has no such operation: it fails.
     Unknown,
@@ -104,7 +104,7 @@ impl Default for Request {
     }
 }
 
-/// A request that asks for nothing.
+/// A request without any flags or data.
 pub(crate) const EMPTY: SendWr = SendWr {
     wr_id: 0,
     next: ptr::null_mut(),
@@ -118,7 +118,7 @@ pub(crate) const EMPTY: SendWr = SendWr {
     rest: [0; 7],
 };
 
-/// What the provider has to find again in the completion of a request.
+/// The parts of a request that its completion has to repeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Label {
     /// Where the request lay in its queue.

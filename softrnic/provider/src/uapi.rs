@@ -29,7 +29,7 @@ pub(crate) fn bytes<T: Plain>(value: &T) -> &[u8] {
     unsafe { slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
-/// What precedes the attributes of a call.
+/// The header before the attributes of a call.
 #[repr(C)]
 pub(crate) struct Header {
     length: u16,
@@ -129,7 +129,7 @@ impl Call<'_> {
         one.flags |= IS_WRITTEN;
     }
 
-    /// Writes the handle, or the descriptor, of what has been made.
+    /// Writes the handle, or the descriptor, of the new object.
     pub(crate) fn set(&mut self, id: u16, value: u64) {
         if let Some(one) = self.attributes.iter_mut().find(|one| one.id == id) {
             one.data = value;
@@ -158,13 +158,13 @@ pub(crate) const CREATE: u16 = 0;
 pub(crate) const DESTROY: u16 = 1;
 pub(crate) const REG_DMABUF_MR: u16 = 4;
 
-/// Commands from before there were objects.
+/// Commands of the older kind, without objects.
 pub(crate) mod write {
     pub(crate) const IN: u16 = 0;
     pub(crate) const OUT: u16 = 1;
     pub(crate) const NUMBER: u16 = 2;
 
-    /// Of commands that have grown.
+    /// The bit of extended commands.
     pub(crate) const EXTENDED: u32 = 1 << 31;
     pub(crate) const QUERY_DEVICE: u32 = 1;
     pub(crate) const ALLOC_PD: u32 = 3;
@@ -173,7 +173,7 @@ pub(crate) mod write {
     pub(crate) const MODIFY_QP: u32 = 26;
 }
 
-/// What is the provider's own in a command.
+/// The provider's own part of a command.
 pub(crate) const DRIVER_IN: u16 = 0x1000;
 pub(crate) const DRIVER_OUT: u16 = 0x1001;
 
@@ -261,7 +261,7 @@ pub(crate) struct DeviceAnswer {
     /// an EE context.
     pub(crate) max_reads: [u32; 5],
     pub(crate) atomic_cap: u32,
-    /// `max_ee` up to `max_total_mcast_qp_attach`: what softrnic does not have.
+    /// `max_ee` up to `max_total_mcast_qp_attach`: softrnic has none of these.
     pub(crate) absent: [u32; 8],
     pub(crate) max_ah: u32,
     pub(crate) max_fmr: [u32; 2],
@@ -321,7 +321,7 @@ pub(crate) struct RegMr {
     pub(crate) access: u32,
 }
 
-/// Where packets of a queue pair go.
+/// The address that packets of a queue pair go to.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Destination {
