@@ -3,7 +3,7 @@
 #   lib/libnccl-net.so               the plugin, and the link libnccl-net-ferrite.so
 #   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
 #   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest), also as librdmacm.so.1; not for NCCL
-#   softrnic-provider/               softrnic beneath the system's own libibverbs and its driver library (softrnic run --provider); on
+#   softrnic-provider/               softrnic under the system's own libibverbs and its driver library (softrnic run --provider); on
 #                                    x86_64, and not in a portable build, whose linker cannot hide softrnic's own symbols
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network

@@ -49,7 +49,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 PROCESS, PATH, CARD, NOTHING = "process", "path", "card", "nothing"
-# What is done, what has to be named, and how often among all cases.
+# The kinds of cases: what the report has to name, and their weight among all cases.
 KINDS = {
     "stopped": (PROCESS, 2),
     "late": (PROCESS, 2),
@@ -63,7 +63,7 @@ KINDS = {
     "idle": (NOTHING, 1),
     "short": (NOTHING, 1),
 }
-# What a report may say of each.
+# The verdicts that a report may have for each kind.
 PATH_VERDICTS = {"Recovering", "DataLost", "AcknowledgementsLost", "ClearToSendsLost", "Unacknowledged"}
 VERDICTS = {
     "stopped": {"PeerSilent"},
@@ -75,7 +75,7 @@ VERDICTS = {
     "order": {"OrderDiffers"},
 }
 AIMS = {"precision": 0.98, "recall": 0.99, "located": 0.96, "after": 2.0}
-# The software device has no more.
+# The limit of the software device.
 DEVICES = 8
 # Messages of a short operation on each connection, receives that are posted ahead, and bytes.
 STEPS, DEPTH, BYTES = 6, 4, 4096
@@ -125,7 +125,7 @@ SIZES = (8, 12, 16, 24, 32, 48, 64)
 
 
 def case_of(seed: int, number: int, threshold_s: int, kinds: list[str], sizes: list[int]) -> Case:
-    # Each kind comes as often as it is to be, in each block of cases in another order.
+    # Each block of cases has each kind as often as its weight, in an order of its own.
     block = [kind for kind in kinds for _ in range(KINDS[kind][1])]
     random.Random(f"{seed}/block {number // len(block)}").shuffle(block)
     kind = block[number % len(block)]
@@ -142,8 +142,8 @@ def case_of(seed: int, number: int, threshold_s: int, kinds: list[str], sizes: l
     communicators = 2 if kind == "order" else chance.choice([1, 1, 2])
     channels = chance.choice([1, 2]) if ranks <= 32 else 1
     hold = {"late": threshold_s + 3.0, "short": threshold_s * chance.uniform(0.3, 0.6)}.get(kind, 0.0)
-    # No rank of an AllReduce is done before all have begun. Operations of which some ranks are done earlier are not held up by others
-    # that are begun in another order.
+    # No rank completes an AllReduce before all have begun it. An operation that some ranks complete earlier does not wait for others that
+    # are begun in another order.
     whole = 2 * (ranks - 1)
     steps = whole if kind == "order" else chance.choice([STEPS, whole if ranks <= 16 else STEPS])
     return Case(
@@ -409,7 +409,7 @@ class Rank:
                     moved = True
                 while receive.test():
                     moved = True
-                # The first part is its own, each later one is what has arrived.
+                # A rank sends its own part first, and then each part that has arrived.
                 while send.begun < min(steps, receive.finished + 1, send.finished + DEPTH) and send.begin():
                     moved = True
                 while send.test():
@@ -430,13 +430,13 @@ class Rank:
 
 @dataclass
 class Report:
-    """Of a process: what it takes for the cause."""
+    """The cause that a process names."""
 
     rank: int
     at: float
     verdict: str
-    ranks: list[int]  # the process that is named; of a path, both
-    recovery: str  # what is said of the path's rails, as the first of both sees them
+    ranks: list[int]  # the process that is named; for a path, both
+    recovery: str  # the state of the path's rails, as the first of the two sees them
     text: str
 
 
@@ -481,7 +481,7 @@ class Job:
             self.sockets.append(ours)
 
     def listen(self) -> None:
-        """Takes in what the processes have said."""
+        """Reads the messages of the processes."""
         for rank, one in enumerate(self.sockets):
             with contextlib.suppress(BlockingIOError, ConnectionResetError):
                 while text := one.recv(65536).decode():
@@ -508,7 +508,7 @@ class Job:
         self.sockets[rank].setblocking(False)
 
     def first(self, name: str) -> list[Any]:
-        """What each process has said first of this."""
+        """The first message of each process with this name."""
         return [next((one[name] for one in said if name in one), None) for said in self.said]
 
     def errors(self) -> list[tuple[int, dict[str, Any]]]:
@@ -552,7 +552,7 @@ class Job:
         elif case.kind in ("one way", "both ways"):
             here, there = (f"softrnic{device}" for device in case.path())
             ways = [(here, there), (there, here)][: 1 if case.kind == "one way" else 2]
-            # What one sends, and its acknowledgements of what it receives.
+            # The packets that one device sends, and its acknowledgements of those that it receives.
             rules = [f"drop attempts=all device={a} peer={b}; drop-ack attempts=all device={b} peer={a}" for a, b in ways]
             self.softrnic("inject", "; ".join(rules))
         return time.time()

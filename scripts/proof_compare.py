@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Proves that `ferrite compare` finds planted differences, and claims none where there is none: the table of many runs.
+"""Proves that `ferrite compare` finds planted differences, and claims none between equal sides: a table of many runs.
 
     proof_compare.py DIST --prepare                 compiles the plugin that delays (needs cc) into DIST
     proof_compare.py DIST [--runs N] [--cores LIST] [--parallel N] [--seconds S] [--out FILE] [--only CASE ...]
 
 DIST is a built folder (bin/ferrite, lib/libnccl-net.so, softrnic/, lib/delay.so); nothing else of the repository is needed. Each run
 has two cores of its own. Cases: planted-quiet (latency 3 % longer), planted-busy (5 %, beside a program that keeps one of the two
-cores busy), same-quiet and same-busy (the same library on both sides). What a delay has to be is measured first, on the first two
-cores. Writes a table as Markdown to FILE, and each run beside it.
+cores busy), same-quiet and same-busy (the same library on both sides). The delay is derived from a latency that is measured first, on
+the first two cores. Writes a table as Markdown to FILE, and each run beside it.
 
 The exit status is 0 if the figures are reached, and 1 if not.
 """
@@ -121,7 +121,7 @@ class Proof:
         return run, raw
 
     def calibrate(self) -> None:
-        """What a message takes without a delay."""
+        """The time of a message without a delay."""
         case = Case("calibration", "", 0, False, 1, 0)
         _, raw = self.compare(("", ""), case, 0, 20)
         rows = [row for row in raw["rows"] if row["metric"] == "latency"]  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# CPU instructions and locks that a message takes on the system's own libmlx5, by library: those of the transport (the plugin, or the
-# built-in IB transport of releases of NCCL), and those of libmlx5, for a send and its receive together. softrnic is kernel and card beneath
+# Counts the CPU instructions and locks of a message on the system's own libmlx5: those of the transport (the plugin, or the built-in IB
+# transport of releases of NCCL) and those of libmlx5, for a send and its receive together. softrnic is the kernel and the card
 # (softrnic run --provider mlx5). `ferrite solo` makes all calls in one thread in a fixed order, valgrind's callgrind counts.
 #
-# What counts: every instruction of the library, and every one that its calls into the C library take. A lock is a call of
+# Counted: every instruction of the library, and every one that its calls into the C library take. A lock is a call of
 # pthread_spin_lock, which only libmlx5 makes. Starting, connecting and ending do not count: each number is the difference of two runs
 # that differ in their messages only. softrnic completes at once, so a poll finds what it looks for; in a job most polls find nothing.
 #
@@ -59,7 +59,7 @@ locks() {
         awk -v messages=$((MANY - FEW)) '/pthread_spin_lock/ { calls += $2 } END { printf "%.2f", calls / messages }'
 }
 
-# row SIZE DEPTH SIDE: what of the transport's path, what of libmlx5's, and locks.
+# row SIZE DEPTH SIDE: instructions of the transport and of libmlx5, and locks.
 row() {
     local transport library arguments
     case $3 in

@@ -13,8 +13,8 @@ use crate::nccl::shared_object;
 // callgrind_annotate drops what was inlined from another source file. The file has to be written
 // with `--compress-strings=no --compress-pos=no`.
 
-/// The libraries whose cost is not the caller's: libibverbs, its provider, and what softrnic puts
-/// beneath a provider.
+/// Libraries whose cost does not count for the caller: libibverbs, its provider, and softrnic's
+/// library under a provider.
 const DEVICE_LIBRARIES: [&str; 3] = ["libibverbs", "libmlx5", "libsoftrnic-provider"];
 
 /// What one function costs.

@@ -151,7 +151,7 @@ class Run:
         return cls(rows, evidence, raw["gpus"], raw["versions"], gdr)
 
 
-# -- what can be known to be wrong beforehand --
+# -- checks before the first run --
 
 # A trial of --check takes no longer.
 TRIAL_S = 60
@@ -159,7 +159,7 @@ TRIAL_S = 60
 
 @dataclass
 class Machine:
-    """What the checks have found here."""
+    """The results of the checks on this machine."""
 
     launched: Placement | None
     libnccl: Path = Path()
@@ -232,7 +232,7 @@ def look(options: argparse.Namespace) -> int:
 
 
 def is_well(name: str, one: Callable[[], str], machine: Machine) -> bool:
-    """Prints what it says; of the processes that a launcher started the first alone tells what is well."""
+    """Prints the result of one check. If a launcher started several processes, only the first one prints results that are good."""
     try:
         found = one()
     except Invalid as why:
@@ -258,7 +258,7 @@ def trial(options: argparse.Namespace, machine: Machine) -> str:
 
 # -- the comparison: blocks of runs until the verdict is clear, and the report of them --
 
-# What each rank runs.
+# The module that each rank runs.
 RANK = "nccl_net_ferrite.ab_rank"
 
 
@@ -331,7 +331,7 @@ class Comparison:
                 self.tell(blocks)
 
     def continues(self, blocks: int) -> bool:
-        """After so many blocks; the same for all processes that a launcher started."""
+        """Whether there are more runs after this number of blocks; the same for all processes that a launcher started."""
         wanted = self.wants_more(blocks)
         if not self.machine.meeting:
             return wanted
@@ -365,7 +365,7 @@ class Comparison:
         return [Run.from_json(raw, place, side.network, name) for place, side in enumerate(sides)]
 
     def tell(self, blocks: int) -> None:
-        """Where it stands after so many blocks."""
+        """Prints the verdict so far, after this number of blocks."""
         gdr = gdr_of(self.runs, self.order())
         _, is_due = looks(blocks)
         if is_due:
@@ -380,7 +380,7 @@ class Comparison:
         return "".join(map(letters_of, range(self.blocks())))
 
     def report_whole_blocks(self, what: str) -> str:
-        """Reports the whole blocks that were done, if there are any; says what there is."""
+        """Reports the complete blocks, if there are any. Returns what the report covers."""
         if not is_first(self.machine.launched):
             return "rank 0 has the report"
         done = f"{len(self.runs)} runs were done"

@@ -87,7 +87,7 @@ class Rank:
         return found
 
     def run(self) -> dict[str, Any]:
-        """What rank 0 writes."""
+        """Runs the task. Returns the result, which rank 0 writes."""
         log = Path(os.environ["NCCL_DEBUG_FILE"])
         joined, proofs, wrong = [], [], []
         read = 0

@@ -1,5 +1,5 @@
-//! Keeps softrnic's own `ibv_` functions out of the library's table of symbols: programs are to
-//! find those of the system's libibverbs. A script for the linker says of each that it is local,
+//! Keeps softrnic's own `ibv_` functions out of the library's dynamic symbols, so that programs
+//! find those of the system's libibverbs. A version script for the linker makes each of them local,
 //! in the version that `export!` gives it (softrnic/src/abi/export.rs).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ fn main() {
     let folder = Path::new("../src/verbs");
     let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let files = std::fs::read_dir(folder).expect("softrnic's sources").flatten();
-    // Those in folders, and these, are in the flavour for tools alone.
+    // The files in folders, and private.rs, belong to the flavour for tools only.
     let sources = files.map(|file| file.path()).filter(|path| !path.ends_with("private.rs"));
     for path in sources.filter(|path| path.is_file()) {
         let text = std::fs::read_to_string(&path).expect("a source");

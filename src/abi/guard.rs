@@ -1,10 +1,10 @@
 //! The boundary to NCCL: turns errors into result codes and one log message, and panics into
 //! errors.
 //!
-//! `isend`, `irecv` and `test` have a first step, which decides most calls that find nothing. It is
-//! caught for itself ([`catch`]), and jumps to a second function with NCCL's ABI, which has its own
-//! [`guard`]. Nothing between the two can panic. So the first step needs no stack frame, and no
-//! panic leaves a call.
+//! `isend`, `irecv` and `test` have a first step, which decides most calls that find nothing. Its
+//! panics are caught separately ([`catch`]), and it jumps to a second function with NCCL's ABI,
+//! which has its own [`guard`]. Nothing between the two can panic. So the first step needs no stack
+//! frame, and no panic leaves a call.
 
 use super::handles::Comm;
 use super::nccl::ncclResult_t;

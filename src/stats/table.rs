@@ -73,7 +73,7 @@ impl Table {
     /// The file cannot be created.
     pub(super) fn in_file(folder: &Path, process: &Process) -> Result<Self, String> {
         let path = StatsFile::path(folder, process.start_ticks, process.pid_namespace);
-        // First, since it may free the room that is needed.
+        // Files of dead processes go first: the new file may need their room.
         super::dead::sweep(folder, &path);
         let file = StatsFile::create(path)?;
         describe(file.header, process);

@@ -356,7 +356,8 @@ impl Finding {
         )
     }
 
-    /// Of all `processes`, which have `limit` together: each may take seconds for its answer.
+    /// Asks all `processes` at the same time, for `limit` in total: each may take seconds to
+    /// answer.
     pub fn of_processes(
         processes: impl IntoIterator<Item = u32>,
         limit: Duration,

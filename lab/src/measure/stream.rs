@@ -192,8 +192,8 @@ pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>])
     Ok(())
 }
 
-/// Runs `count` messages over each of the connections at once. The messages of all of them that
-/// this side completes in a second, once a part has filled the pipe.
+/// Runs `count` messages over each of the connections at once. Returns the messages of all of them
+/// that this side completes in a second, not counting the first part, which fills the pipe.
 ///
 /// # Errors
 /// Those of [`run`].

@@ -185,7 +185,7 @@ impl SharedObject {
             // SAFETY: in these versions (the caller's word) both symbols are
             // `ncclResult_t function(ncclComm*)`. They read the name of the wanted network (NULL:
             // any) and the traffic class from the communicator, and write what they have chosen;
-            // the communicator of none of these versions is as large as this one.
+            // no communicator of these versions is as large as this one.
             code = unsafe {
                 let function: unsafe extern "C" fn(*mut usize) -> u32 =
                     std::mem::transmute(function);

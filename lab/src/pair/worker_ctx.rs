@@ -431,7 +431,7 @@ impl PageAllocator {
     }
 }
 
-/// Has the file reach to `end`, unless it does.
+/// Extends the file to `end` if it is shorter.
 fn grow(file: &File, end: u64) -> Result<()> {
     let failed = |e| Error::io(format!("cannot make room for {end} bytes in memory"), e);
     let size = file.metadata().map_err(failed)?.len();

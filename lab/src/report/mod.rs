@@ -32,7 +32,7 @@ pub(crate) fn write(record: &Record, folder: &Path) -> Result<()> {
     write_files(folder, record, (&comparison::title(record), &page, comparison::picture(record)))
 }
 
-/// Writes [`FILES`]: what they were made of as JSON, then picture and pages.
+/// Writes [`FILES`]: the data as JSON, then the picture and the pages.
 fn write_files(
     folder: &Path,
     raw: &impl Serialize,

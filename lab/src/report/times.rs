@@ -1,5 +1,5 @@
-//! Times of collectives in whole jobs of NCCL, which another program has measured: judged as the
-//! rows of `ferrite compare` are, drawn and reported.
+//! Times of collectives in whole jobs of NCCL, measured by another program: judged like the rows
+//! of `ferrite compare`, drawn and reported.
 //!
 //! `nccl-net-ferrite ab` writes them. A run is a communicator, or a job of fresh processes. Runs
 //! come in blocks of four: A B B A, or B A A B. Each two neighbours of a block give one ratio of B

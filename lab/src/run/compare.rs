@@ -65,7 +65,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<(Record, 
     let mut progress = Progress::new(request.scope.seconds);
     let other = runner.other.as_deref();
     let outcome = verify(request, runner, &mut progress).and_then(|sides| {
-        // An interrupt, which ends this, has its words from what follows.
+        // The count fails only if it is interrupted: then the run ends.
         let is_usual = other.is_none()
             && request.scope.streams == 1
             && request.variables.iter().all(Vec::is_empty);

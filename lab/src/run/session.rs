@@ -85,7 +85,7 @@ impl Runner {
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
-        // Where there are two sides in one process, each gets its own at its own calls.
+        // If one process has both sides, each side's variables are set during its own calls.
         let variables: &[(String, String)] =
             if job.beside.is_none() { &job.variables } else { &[] };
         let setting =
@@ -122,7 +122,7 @@ impl Runner {
         let sides = loaded.into_iter().take(1 + usize::from(job.beside.is_some()));
         let loaded = sides.map(|loaded| self.alike(loaded, job.peer.is_some()));
         let loaded = loaded.collect::<Result<Vec<_>>>()?;
-        // A card that talks to itself need not count it.
+        // A card that sends to itself may not count that traffic.
         let card = |loaded: &LoadedTransport| loaded.devices[loaded.device].guid;
         let is_one_card = loaded.iter().all(|[zero, one]| card(zero) == card(one));
         let still = traffic.iter().find(|report: &&PortCounters| !report.moved());

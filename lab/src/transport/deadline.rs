@@ -37,9 +37,9 @@ impl Deadline {
         Self { what, limit, has_own_cpu: false, start: None, polls_left: POLLS_PER_LOOK }
     }
 
-    /// On a CPU of its own, where whoever is waited for needs some microseconds, unless it has lost
-    /// its CPU: then this waits with pauses, which leave it its share of its own CPU. To let others
-    /// have the CPU at each look would give that away while the other one waits as well.
+    /// For a process with a CPU of its own, whose peer usually answers within microseconds. If the
+    /// peer has lost its CPU, this waits with pauses, which keep this process's share of its CPU.
+    /// To yield at each look would lose that share while the peer waits as well.
     #[must_use]
     pub fn with_own_cpu(self, has_own_cpu: bool) -> Self {
         Self { has_own_cpu, ..self }

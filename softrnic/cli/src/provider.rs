@@ -1,5 +1,5 @@
 //! Runs a program on the system's own libibverbs and one of its driver libraries, with softrnic as
-//! kernel and card beneath (softrnic/provider).
+//! kernel and card (softrnic/provider).
 
 use std::ffi::OsString;
 use std::fs;

@@ -29,8 +29,8 @@ pub(crate) struct Options {
     /// Show the devices in /sys/class/infiniband as well, in a private mount namespace
     #[arg(long)]
     faithful: bool,
-    /// Beneath the system's own libibverbs and this driver library of it, which the program finds
-    /// instead of softrnic's library: as kernel and card. It implies --faithful
+    /// Run the program on the system's own libibverbs and this driver library of it, with softrnic
+    /// as kernel and card. Implies --faithful
     #[arg(long, value_name = "NAME", conflicts_with_all = ["pci", "tools", "library"])]
     provider: Option<Provider>,
     #[command(flatten)]

@@ -47,7 +47,7 @@ pub struct JobId(u64);
 /// The threads, and the jobs that they run.
 #[derive(Debug)]
 pub struct Workers {
-    /// The most threads. 0: somebody else calls [`Workers::run_next`].
+    /// The most threads. 0: none; the simulator calls [`Workers::run_next`].
     most_threads: usize,
     first: OfProcess,
     /// The number of recovering connections.

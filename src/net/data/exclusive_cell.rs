@@ -13,7 +13,7 @@
 //!
 //! Two threads on the long way exclude each other by the bit. The owner on the long way is not on
 //! the short one at the same time. For another thread on the long way and the owner on the short
-//! one, the two halves of the barrier see to it that the owner finds the bit set, and steps back,
+//! one, the two halves of the barrier ensure that the owner finds the bit set, and steps back,
 //! or the other thread finds the owner inside, and waits. An owner that steps back may be seen as
 //! inside for a moment, which costs the other one a pause.
 //!

@@ -612,8 +612,8 @@ impl ConnRecovery {
 
 // Events from the peer, the ports, and failed queue pairs.
 impl ConnRecovery {
-    /// Handles a possibly lost device. If the queue pairs are on it, NCCL's calls post nothing from
-    /// now on: memory that is registered now has no keys there.
+    /// Handles a possibly lost device. If the queue pairs are on it, NCCL's calls post nothing any
+    /// more, since memory that is registered from now on has no keys there.
     fn handle_loss(&self) {
         if let Some(name) = self.in_use.lost_name()
             && let Err(e) = self.report(&format!("{name}: fatal device error"), 0)

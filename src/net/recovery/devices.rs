@@ -129,7 +129,8 @@ impl ConnDevices {
     }
 }
 
-/// The devices that a connection's queue pairs use, by rail number; none while the connection has no queue pairs.
+/// The devices that a connection's queue pairs use, by rail number; none while the connection has
+/// no queue pairs.
 #[derive(Debug)]
 pub(super) struct DevicesInUse(Mutex<[Weak<OpenDevice>; MAX_RAILS]>);
 

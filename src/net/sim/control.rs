@@ -66,7 +66,7 @@ impl Stream {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
     }
 
-    /// What has been said since the last call.
+    /// The frames and the goodbye since the last call.
     fn take(&self) -> Vec<Said> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -94,7 +94,7 @@ struct Side {
     frames: VecDeque<Said>,
     /// Whether this end will notice that the connection is lost, or that the peer has died.
     unnoticed: Option<PeerChange>,
-    /// Why this end has failed, which the peer has been told, unless there was no connection.
+    /// Why this end has failed. The peer knows it, unless there was no connection.
     failure: Option<String>,
     /// Whether its process is there and has not closed the connection.
     is_there: bool,
@@ -126,7 +126,7 @@ impl Control {
         Self { sides: peers.map(side), is_connected: true, is_reachable: true, is_redialled: false }
     }
 
-    /// To be called after each call into `end`: what it has said is on its way. Returns the frames.
+    /// To be called after each call into `end`: sends its frames on their way, and returns them.
     pub(super) fn handle_call(&mut self, end: End) -> Vec<(Kind, Vec<u8>)> {
         let mut frames = Vec::new();
         for said in self.sides[end as usize].stream.take() {

@@ -33,7 +33,7 @@ fn meanwhile() {
     }
 }
 
-/// A command to a device. Returns the errno, if that refuses.
+/// A command to a device. Returns the errno if the device refuses it.
 ///
 /// # Safety
 /// `context` is open.

@@ -37,7 +37,7 @@ pub(super) struct WorkRequest {
     pub(super) target: u64,
     pub(super) length: u32,
     pub(super) rkey: u32,
-    /// Its bytes, if they are inline and memory, or on their way.
+    /// Its bytes, if they are inline, or have been read from memory and are on their way.
     pub(super) inline: Option<Vec<u8>>,
     pub(super) imm: Option<u32>,
     pub(super) is_signaled: bool,
@@ -647,7 +647,7 @@ impl Fabric {
         self.lost[device] = false;
     }
 
-    /// The next commands to the devices of `end` are refused, so many.
+    /// The next `count` commands to the devices of `end` are refused.
     pub(super) fn refuse(&mut self, end: usize, count: u32) {
         self.refusals[end] = count;
     }

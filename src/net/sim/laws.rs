@@ -17,13 +17,13 @@
 //!
 //! With recovery also:
 //!
-//! 11. What has arrived whole is not sent again, nor listed as missing.
+//! 11. A message that has arrived whole is neither sent again nor listed as missing.
 //! 12. No queue pair reads a message from memory after its send has completed.
-//! 13. The sender offers new queue pairs, and the receiver lists what is missing, only when the
-//!     earlier ones are destroyed.
+//! 13. The sender offers new queue pairs, and the receiver sends its missing list, only when the
+//!     earlier queue pairs are destroyed.
 //! 14. Attempts only grow.
-//! 15. There is an error only after a fault that never ends, or where a device has lost what it had
-//!     acknowledged, which the error says.
+//! 15. There is an error only after a fault that never ends, or if a device has lost data that it
+//!     had acknowledged; then the error says so.
 //! 16. While the control connection is broken, nothing that works is given up.
 //! 17. At the end both ends run over all rails, and no other queue pair is left.
 //!

@@ -20,8 +20,8 @@
 //! ```
 //!
 //! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42`
-//! runs just that one; both together run so many from that one on, so that several processes can
-//! share the work.
+//! runs just that one. Both together run that number of seeds from that one on, so that several
+//! processes can share the work.
 
 #![cfg_attr(fuzzing, allow(dead_code, unused_imports))]
 

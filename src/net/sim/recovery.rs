@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// Steps after the last fault in which a run ends.
 const MOST_STEPS: u64 = 3_000_000;
-/// So many steps without an event, and time goes on to the next timeout.
+/// After this number of steps without an event, time jumps to the next timeout.
 const IDLE_STEPS: u32 = 100;
 
 /// A fault that ends by itself.
@@ -38,7 +38,7 @@ enum Healing {
     Control,
 }
 
-/// What a run with recovery has besides.
+/// The additional state of a run with recovery.
 pub(super) struct Recovering {
     faults: Vec<(When, Fault)>,
     healings: Vec<(Instant, Healing)>,
@@ -58,8 +58,8 @@ pub(super) struct Recovering {
     last_fault: u64,
     /// Commands before the first step, and queue pairs.
     set_up: (u64, usize),
-    /// The latest attempt of each end of which a frame was sent, that of the latest offer, and that
-    /// of the latest list of what is missing.
+    /// The latest attempt of each end for which a frame was sent; that of the latest offer, and of
+    /// the latest missing list.
     attempts: [u32; 2],
     offered: u32,
     listed: u32,
@@ -76,7 +76,7 @@ enum Step {
     Taken,
     /// A job of this end runs.
     Job(End, Arc<Workers>),
-    /// Nothing happens by itself for a while: the jobs of these run that are ready, or time goes on.
+    /// Nothing happens by itself for a while: the ready jobs of these run, or time jumps.
     Idle(Vec<(End, Arc<Workers>)>),
 }
 
@@ -337,7 +337,7 @@ impl World {
         self.handle_written(written);
     }
 
-    /// Looks at what has been posted: what has arrived whole is not sent again.
+    /// Checks the posted messages: one that has arrived whole is not sent again.
     fn look_at_posts(&mut self) {
         for source in device::with(|fabric| fabric.take_posted()) {
             debug_assert!(source >= IMAGINARY, "only messages are noted");
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    /// Checks what an end has said.
+    /// Checks the frames that an end has sent.
     pub(super) fn check_frames(&mut self, end: End, frames: Vec<(Kind, Vec<u8>)>) {
         let count = self.rails as u8;
         for (kind, body) in frames {
@@ -404,7 +404,7 @@ impl World {
         self.laws.is_all_delivered() && device::with(|fabric| fabric.is_whole(self.rails))
     }
 
-    /// Goes on to the next time at which something happens by itself.
+    /// Sets the clock to the next time at which something happens by itself.
     fn skip(&mut self, due: impl Iterator<Item = Instant>) {
         let recovery = self.recovery.as_mut().expect("a run with recovery");
         let now = clock::now();

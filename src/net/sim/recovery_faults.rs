@@ -85,7 +85,7 @@ impl Plan {
         Self { recovers: Recovers { borrows, ..this.recovers }, ..this }
     }
 
-    /// Many faults that are short, in the middle of what the ends do.
+    /// Many short faults, at any step of the ends.
     pub(super) fn restless(random: &mut Random, _: &plan::Plan) -> Self {
         let mut faults = vec![(When::Step(random.below(100)), Fault::Stalled(end(random)))];
         for _ in 0..20 {

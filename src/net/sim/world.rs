@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// What `end` has said in a call is on its way.
+    /// Sends the frames of `end`'s last call on their way.
     pub(super) fn handle_call(&mut self, end: End) {
         let frames = self.control.handle_call(end);
         if self.recovery.is_some() {

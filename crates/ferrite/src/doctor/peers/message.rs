@@ -31,7 +31,7 @@ pub(super) struct RailFacts {
     pub(super) mtu: u32,
     /// The GID as an address; empty if there is none.
     pub(super) gid: String,
-    /// There is no hardware behind it, so that its speed means nothing.
+    /// It is a software device, so its speed is not judged.
     #[serde(default)]
     pub(super) is_software: bool,
 }
