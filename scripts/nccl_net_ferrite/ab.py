@@ -12,7 +12,7 @@ On one machine it starts the ranks itself; under a launcher each of its processe
     srun --nodes 2 --ntasks-per-node 8 python scripts/ab.py
     mpirun -np 16 -H HOST0:8,HOST1:8 -x MASTER_ADDR=HOST0 python scripts/ab.py
 
-    torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries that way out, on one machine without RDMA
+    torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries the launcher, on one machine without RDMA
 
     python scripts/ab.py --again raw.json       # judges an earlier run once more, with another --effect
 
@@ -22,8 +22,8 @@ each side has processes of its own, in the order A B B A, B A A B. That takes lo
 and + 2 of rank 0's host have to be open (MASTER_PORT is 29500 by default).
 
 Exit code 0: Ferrite is as good or better. 1: it is worse somewhere, by 3 % or more. 2: the comparison is not valid, or could not be made.
-3: too few or too noisy runs to tell. 130: interrupted; the whole blocks that were done are in the report. The program ferrite, which
-comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json say more;
+3: undecided, too few or too noisy runs. 130: interrupted; the whole blocks that were done are in the report. The program ferrite, which
+comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json have the details;
 nccl-tests.txt has the bandwidths in the layout of nccl-tests.
 """
 
@@ -529,7 +529,7 @@ def variables_of(setup: Setup, sides: tuple[Side, Side], is_paired: bool) -> dic
 
 def arguments() -> argparse.Namespace:
     parser = options.parser(__doc__)
-    parser.add_argument("--check", action="store_true", help="say in seconds what is in the way of the comparison, and end")
+    parser.add_argument("--check", action="store_true", help="check in seconds whether the comparison can run, and end")
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="side B's library")
     parser.add_argument("--baseline", type=Path, metavar="PLUGIN", help="side A: this library of Ferrite instead of NCCL's own transport")
     parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, and not PyTorch's")
@@ -549,7 +549,7 @@ def arguments() -> argparse.Namespace:
         help="bytes, such as 8..64M (every fourth power of 2); default 8,1K,32K,1M,16M,128M",
     )
     parser.add_argument(
-        "--seconds", type=options.number(1, 86400), default=240, help="after them it ends, if the verdict is not clear before; default 240"
+        "--seconds", type=options.number(1, 86400), default=240, help="the longest time; it ends earlier when the verdict is clear; default 240"
     )
     parser.add_argument(
         "--blocks", type=options.number(1, 100), metavar="N", help="N blocks of four runs, whatever the time and the verdict"

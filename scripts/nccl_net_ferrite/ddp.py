@@ -6,7 +6,7 @@
 PyTorch's DistributedDataParallel, or with --sharded its FSDP, fresh processes for each run; the built-in runs twice, to show that
 the training repeats itself at all. Each run makes and destroys its process group several times: file descriptors, threads and queue pairs
 are counted after each. Exit code 0: every loss and every parameter is the same, and nothing leaks. 1: something differs, or
-leaks. 2: the check is not valid, or could not be made. 130: interrupted. report.md and raw.json say more.
+leaks. 2: the check is not valid, or could not be made. 130: interrupted. report.md and raw.json have the details.
 """
 
 import argparse

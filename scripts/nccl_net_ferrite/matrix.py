@@ -14,7 +14,7 @@ machine, each with an NCCL_HOSTID of its own, so that all data goes through the 
     abort         a rank is killed in the middle of an all_reduce: what the others see, and when
 
 Exit code 0: all right. 1: something is wrong. 2: it could not be tried. 130: interrupted; the cases that were done are in the report.
-report.md and raw.json say more.
+report.md and raw.json have the details.
 """
 
 import argparse

@@ -30,7 +30,7 @@ pub(super) struct Check {
     /// Devices that the transport has to fuse into one, two on each side; needs a mount namespace
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     rails: u8,
-    /// Junk where nothing is defined, and data read as late as a device may
+    /// Undefined memory holds arbitrary bytes, and data is read as late as a device may
     #[arg(long)]
     strict: bool,
     /// Only these, by number or name

@@ -60,18 +60,16 @@ pub(super) struct Compare {
     /// machine's Python, else fetched with pip]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
-    /// The difference that must not be missed: a group is the same within this, or undecided
+    /// The difference that must not be missed. A group that may differ by more is undecided
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     find: u32,
-    /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is
-    /// worse
+    /// Exit with 1 only if B is worse by this number of per cent or more; 0: if it is worse at all
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
-    /// A variable that A alone gets, when it is loaded and connects, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given
-    /// several times
+    /// A variable for A only, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     set_a: Vec<(String, String)>,
-    /// The same for B
+    /// A variable for B only
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     set_b: Vec<(String, String)>,
     #[command(flatten)]
@@ -92,27 +90,27 @@ pub(super) struct Bench {
 struct Common {
     #[command(flatten)]
     devices: DeviceArgs,
-    /// All the time that it may take; s [default: 60, of `bench` 10]
+    /// The longest time that it may take; s [default: 60; `bench`: 10]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
-    /// Connections of the many-at-once set-up
+    /// Connections that are set up at once, for the time of set-up
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
     /// Message sizes of the bandwidth test [default: 64K,256K]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
-    /// Connections each way that a stream is over at once, with as much over each; more than one:
-    /// bandwidth both ways is all that is measured
+    /// Connections in each direction that carry a stream at once, in equal parts. With more than
+    /// one, only bandwidth both ways is measured
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     streams: u32,
-    /// A worker that is silent for so long counts as hung; s
+    /// A worker without output for this time counts as hung; s
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
     /// Let the workers run on any CPU instead of one each: for a plugin whose own threads move the
     /// data
     #[arg(long)]
     no_pin: bool,
-    /// Where report.html, report.md, report.svg and raw.json go
+    /// Folder for report.html, report.md, report.svg and raw.json
     #[arg(long, value_name = "DIR", default_value = "report")]
     report: PathBuf,
 }

@@ -59,7 +59,7 @@ pub(super) struct Cost {
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
     softrnic: Option<PathBuf>,
-    /// A process that is silent for so long counts as hung; s
+    /// A process without output for this time counts as hung; s
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 }

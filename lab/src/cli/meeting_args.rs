@@ -13,18 +13,18 @@ pub struct MeetingArgs {
     /// Take part in the session of the server there
     #[arg(value_name = "HOST:PORT", conflicts_with_all = ["serve", "job"])]
     server: Option<String>,
-    /// Several hosts: serve the others at this address [default: 0.0.0.0:0]
+    /// Several hosts: be the server, at this address [default: 0.0.0.0:0]
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0.0.0.0:0", conflicts_with = "job")]
     serve: Option<String>,
-    /// The same under torchrun, srun or mpirun, one process a host: rank 0 serves at MASTER_ADDR,
-    /// port MASTER_PORT + 2
+    /// Several hosts under torchrun, srun or mpirun, one process on each: rank 0 is the server, at
+    /// MASTER_ADDR, port MASTER_PORT + 2
     #[arg(long)]
     job: bool,
-    /// What hosts of one session have in common [default: the server makes it up; with --job the
-    /// launcher's job id]
+    /// Password of the session, the same on all hosts [default: random, and the server prints it;
+    /// with --job the launcher's job id]
     #[arg(long, value_name = "TEXT")]
     token: Option<String>,
-    /// The server waits so long for all hosts, and a host of `compare` so long for the server; s
+    /// How long the server waits for all hosts, and a host of `compare` for the server; s
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     wait: u64,
 }

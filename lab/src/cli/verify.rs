@@ -41,7 +41,7 @@ pub(super) struct Verify {
     /// happen in
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]
     long: Option<u64>,
-    /// A worker that is silent for so long counts as hung; s
+    /// A worker without output for this time counts as hung; s
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 }

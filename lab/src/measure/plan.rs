@@ -108,7 +108,7 @@ pub struct Job {
     pub fused: bool,
     /// Variables of `source`, with their values.
     pub variables: Vec<(String, String)>,
-    /// Connections each way that a stream is over at once.
+    /// Connections in each direction that carry a stream at once.
     pub streams: u32,
     /// In this order.
     pub tasks: Vec<Task>,
@@ -145,8 +145,8 @@ pub struct Scope {
     pub find_percent: u32,
     /// B fails if it is worse by this or more; %. 0: by any amount.
     pub fail_percent: u32,
-    /// Connections each way that a stream is over at once. With more than one, streams both ways
-    /// are all that is measured.
+    /// Connections in each direction that carry a stream at once. With more than one, only streams
+    /// both ways are measured.
     pub streams: u32,
 }
 

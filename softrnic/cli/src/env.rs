@@ -274,7 +274,7 @@ pub(crate) struct Settings {
     /// Ports of each device, 1 or 2
     #[arg(long, value_name = "N")]
     ports: Option<String>,
-    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, rxe,
+    /// Driver whose devices they imitate: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, rxe,
     /// or a generation of mlx5: mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7 or mlx5-cx8
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
@@ -315,7 +315,7 @@ pub(crate) struct Settings {
     /// Stage all copies, as where processes may not look into each other
     #[arg(long)]
     staged: bool,
-    /// Junk where nothing is defined, and data read late
+    /// Undefined memory holds arbitrary bytes, and data is read late
     #[arg(long)]
     strict: bool,
     /// Factor for all modelled waits

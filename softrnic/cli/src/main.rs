@@ -28,8 +28,8 @@ use find::{to_change, to_look_at};
 struct Cli {
     /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
     ///
-    /// Without either `stat` takes the only one in use, what changes something takes the only one
-    /// of this terminal session, and `run` and `env` make a fresh one.
+    /// Without either, `run` and `env` make a new fabric, `stat` takes the only one in use, and
+    /// commands that change something take the only one of this terminal session.
     #[arg(long, global = true, value_name = "NAME")]
     fabric: Option<String>,
     #[command(subcommand)]

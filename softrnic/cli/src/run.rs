@@ -15,7 +15,7 @@ use crate::faithful;
 use crate::find::{Failure, forget_old_runs, to_look_at};
 use crate::provider::{Front, Provider};
 
-/// Runs a program on the software device. What it starts takes part as well.
+/// Runs a program, and the programs that it starts, on the software device.
 ///
 /// The options come before the program. The exit status is the program's; 2 if it cannot be run.
 #[derive(Debug, Args)]

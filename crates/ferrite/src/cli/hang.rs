@@ -18,16 +18,16 @@ A process answers with what its messages wait for. It asks its peers first, on o
 up to five seconds. If it does not answer, its state and its statistics file show what is outstanding. It must belong to the \
 same user, unless you are root.\n\n\
 Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel; the report says what \
-and why; 2: there is no such file, or no such process that uses Ferrite. A process that ends meanwhile changes nothing.")]
+and why; 2: there is no such file, or no such process that uses Ferrite. A process that ends during the check does not count.")]
 pub(super) struct Hang {
     /// A process id; `all` processes of this user and machine; or the statistics file of a process
     /// that has ended
     #[arg(value_name = "PID|all|FILE")]
     target: String,
-    /// Print each connection that waits, with what its peer has answered
+    /// Print each connection that waits, with its peer's answer
     #[arg(long)]
     waits: bool,
-    /// How long all processes together have for their answers; s
+    /// Time that all processes together have to answer; s
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
     /// A wait of this many seconds is a hang; s [default: the process's own limit,

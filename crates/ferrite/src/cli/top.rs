@@ -27,7 +27,7 @@ pub(super) struct Top {
     /// Time between two looks; s
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
     interval: f64,
-    /// Look twice, an interval apart, show that, and end
+    /// Read twice, an interval apart, print the table, and end
     #[arg(long)]
     once: bool,
     /// Order of the connections
