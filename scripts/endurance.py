@@ -295,7 +295,7 @@ def main() -> int:
         f"{seconds} s: {seconds - 1} falls, {end_of['recoveries']} recoveries, {received['messages']} messages, wrong bytes {wrong}; ",
         end="",
     )
-    print(f"{told_rounds.split()[-1]} connections made anew; {kills} kills, {untold} of which not told as they ought to be; ", end="")
+    print(f"{told_rounds.split()[-1]} connections made anew; {kills} kills, {untold} not reported as they should be; ", end="")
     print(f"left in shared memory: {statistics} files of statistics, {', '.join(left) or 'nothing else'}")
     all_kept = looked.are_kept()
     return 0 if all_kept and not (stream.returncode or rounds.returncode or untold or left or statistics > MOST_STATISTICS) else 1

@@ -68,7 +68,7 @@ def of_program(run: Callable[[], int]) -> int:
     except OSError as error:
         # Of standard output, or of a file that the user did not name. Flushing what is buffered would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"not valid: the result could not be told: {error}", file=sys.stderr)
+        print(f"not valid: the result could not be printed: {error}", file=sys.stderr)
         return INVALID
     except KeyboardInterrupt as why:
         print(f"interrupted: {str(why) or 'no report'}; no process of this run is left", file=sys.stderr)

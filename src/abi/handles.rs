@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn what_a_forked_child_closes_is_still_its_parents() {
         let raw = Handle::into_raw(Probe);
-        // SAFETY: the child goes on alone with this one thread, allocates little, and ends below.
+        // SAFETY: the child continues alone with this one thread, allocates little, and ends below.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a live object of this module's.

@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(
             route(&a, &gid("fec0:0:0:2::2"), 7, false),
             Route { lid: 7, global: true },
-            "no FLID is told"
+            "the GID has no FLID"
         );
         assert_eq!((flid(&b), flid(&gid("fe80::1"))), (Some(0x1234), None));
     }

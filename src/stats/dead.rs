@@ -68,7 +68,7 @@ mod tests {
     fn holder(path: &Path) -> libc::pid_t {
         let file = File::options().read(true).write(true).open(path).expect("it is there");
         let (mut ready, child_end) = UnixStream::pair().expect("a pair");
-        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and
+        // SAFETY: the child continues alone with this one thread, calls nothing but the system, and
         // waits to be killed.
         let child = unsafe { libc::fork() };
         if child == 0 {

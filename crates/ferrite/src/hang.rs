@@ -380,8 +380,8 @@ impl Finding {
         }
     }
 
-    /// Whether something has waited for as long as `threshold`, by default for as long as the
-    /// process says itself, or the process does not go on.
+    /// Whether something has waited for `threshold` or longer, by default for the process's own
+    /// limit, or the process is stopped or blocked.
     pub fn hangs(&self, threshold: Option<Duration>) -> bool {
         match self {
             Self::Answer(report) => {
@@ -396,8 +396,8 @@ impl Finding {
                         .as_array()
                         .is_some_and(|all| all.iter().any(|wait| counts(wait) && is_long(wait)))
                 };
-                // A peer that goes on with other messages is slow here. A listener that NCCL does
-                // not ask may have been left.
+                // A peer that continues with other messages is only slow. A listener on which NCCL
+                // no longer calls `accept` may be abandoned.
                 some("waits", |wait| wait["verdict"] != "Moving")
                     || some("set_ups", |set_up| set_up["called"] == true)
             }

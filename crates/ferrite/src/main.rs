@@ -1,4 +1,4 @@
-//! `ferrite`: see the library crate for what it does and `cli` for how it is told.
+//! The program `ferrite`: the library crate does the work, and `cli` has the command line.
 
 fn main() {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))

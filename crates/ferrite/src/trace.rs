@@ -778,7 +778,7 @@ pub(crate) fn advice(timeline: &Timeline<'_>) -> Option<String> {
             end.map_or([0; 2], |(_, message)| of.map(|stage| message.stages[stage]))
         };
         let sent = stages(row.sent, [record::CTS, record::WIRE]);
-        // What the sender's end tells of the same time is not counted twice.
+        // The receiver's stages cover the same time as the sender's: count it once.
         let received = if row.sent.is_some() {
             [0; 2]
         } else {

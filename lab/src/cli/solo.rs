@@ -29,20 +29,20 @@ pub(super) struct Solo {
     /// Messages in flight
     #[arg(long, value_name = "D", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
     depth: u16,
-    /// Before each round, call isend so often while there is no receive, which is in vain
+    /// Calls of isend before each round while there is no receive; each finds nothing
     #[arg(long, value_name = "N", default_value_t = 0)]
     refused_sends: u32,
-    /// In each round, test the first receive so often before anything is sent, which finds nothing
+    /// Tests of the first receive in each round before anything is sent; each finds nothing
     #[arg(long, value_name = "N", default_value_t = 0)]
     empty_tests: u32,
-    /// Make and close so many connections instead of sending
+    /// Make and close this number of connections instead of sending
     #[arg(long, value_name = "C", conflicts_with_all = ["size", "messages", "depth", "refused_sends", "empty_tests"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: Option<u32>,
-    /// Keep the connections open until the last is there, and say what memory they take
+    /// Keep all connections open until the last exists, and print their memory
     #[arg(long, requires = "connections")]
     hold: bool,
-    /// Nothing happening for so long counts as hung; s
+    /// No progress for this time counts as hung; s
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 }

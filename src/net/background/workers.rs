@@ -452,7 +452,7 @@ mod tests {
         let (inherited, own): (Arc<Counter>, Arc<Counter>) = Default::default();
         let id = add(&workers, &inherited);
         let guard = workers.own().lock();
-        // SAFETY: the child goes on alone with this one thread and ends below, or by the alarm.
+        // SAFETY: the child continues alone with this one thread and ends below, or by the alarm.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends the child if it waits for ever.

@@ -278,7 +278,7 @@ mod tests {
         let (mut other, plain) = UnixStream::pair().expect("a pair");
         let mark = Unshared::new(marked.as_raw_fd());
         let (mut done, child_end) = UnixStream::pair().expect("a pair");
-        // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
+        // SAFETY: the child continues alone with this one thread, and only waits to be killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a valid buffer of one byte; then plain numbers.
@@ -318,7 +318,7 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) }, 0);
         let fill: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
-        // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
+        // SAFETY: the child continues alone with this one thread, and only waits to be killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a valid buffer of one byte; then plain numbers.
@@ -354,7 +354,7 @@ mod tests {
             libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
         assert_ne!(page, libc::MAP_FAILED);
-        // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
+        // SAFETY: the child continues alone with this one thread, and calls nothing but the system.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the system looks whether the page can be read; then a plain number.
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn a_forked_child_has_an_id_of_its_own() {
         assert_eq!(process_id(), std::process::id());
-        // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
+        // SAFETY: the child continues alone with this one thread, and calls nothing but the system.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_right = [process_id(), process_id()] == [std::process::id(); 2];
@@ -430,7 +430,7 @@ mod tests {
         let (mut here, there) = UnixStream::pair().expect("a pair");
         let (marked, _peer) = UnixStream::pair().expect("a pair");
         let _mark = Unshared::new(marked.as_raw_fd());
-        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and
+        // SAFETY: the child continues alone with this one thread, calls nothing but the system, and
         // ends below; so does its own.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -25,7 +25,7 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 /// Whether [`enable_barrier`] has succeeded.
 static HAS_BARRIER: AtomicBool = AtomicBool::new(false);
 
-/// Whether threads can be told from each other, and the kernel is known to allow [`heavy_barrier`].
+/// Whether threads can be distinguished, and the kernel is known to allow [`heavy_barrier`].
 /// Once true, it stays true.
 pub fn has_barrier() -> bool {
     // Acquire pairs with the Release in `enable_barrier`: the process is registered.

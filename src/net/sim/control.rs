@@ -1,5 +1,5 @@
-//! The control connection between the two ends: who has said goodbye, what is lost, who has died.
-//! The ends' [`PeerState`]s are told what [`crate::proto::control`] would tell them.
+//! The control connection between the two ends: goodbyes, losses, and deaths. It reports to the
+//! ends' [`PeerState`]s as [`crate::proto::control`] does.
 
 use super::ends::End;
 use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};

@@ -98,8 +98,8 @@ impl Finding {
         Self::new(if is_good { Verdict::Ok } else { other }, subject, fact)
     }
 
-    /// The same, as what follows from the failure of the row `name`: where that one is looked at
-    /// too, the failure is told there.
+    /// The same, as a consequence of the failure of the row `name`: if that row is checked too, it
+    /// reports the failure.
     pub(crate) fn follows(mut self, name: &'static str) -> Self {
         self.follows = Some(name);
         self

@@ -312,8 +312,8 @@ pub(crate) fn time(ns: f64) -> String {
 /// Bytes of a connection from which on it is said of its lanes that they are alike.
 const MANY_BYTES: u64 = 10_000_000_000;
 
-/// A line for each sender that has lanes, and how many other senders there are. It is also said how
-/// many have lanes in vain.
+/// A line for each sender that has lanes, the number of other senders, and the number of senders
+/// whose lanes bring no gain.
 pub(crate) fn text(rows: &[Row]) -> String {
     let senders = || rows.iter().filter(|row| row.end.is_sender);
     let mut text = format!(
@@ -383,9 +383,9 @@ pub(crate) struct Screen(());
 pub(crate) enum Key {
     /// To end.
     Quit,
-    /// Another order.
+    /// Change the order.
     Sort,
-    /// To stop drawing, or to go on.
+    /// Stop drawing, or continue.
     Pause,
     /// The screen has another size, or is to be drawn anew.
     Redraw,

@@ -453,7 +453,7 @@ impl ControlPlane {
     /// Handles the passage of time.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(conn) = self.acceptor.poll_late(now) {
-            // A peer that has sent nothing dials again; a peer with incomplete input is told the
+            // A peer that has sent nothing dials again; a peer with incomplete input gets the
             // reason.
             if self.conns.get(&conn).is_some_and(ControlConn::has_begun) {
                 let why = "its first message is incomplete";

@@ -25,8 +25,7 @@ pub struct Peer {
     pub doubted: Option<Time>,
     /// Looks since then without an acknowledgement of any of their devices.
     pub silence: Silence,
-    /// Streams for which the peer has been asked whether they go on over this one, and has not
-    /// answered.
+    /// Streams that this end has requested to continue over this one, without an answer so far.
     pub resuming: usize,
     /// Streams that were resumed over it.
     pub resumed: usize,

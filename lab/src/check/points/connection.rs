@@ -69,7 +69,7 @@ pub(super) const POINTS: &[Point] = &[
     Point {
         number: 18,
         name: "two-senders",
-        claim: "of two senders to one listener with one accept, one pairs and the other is told or left waiting",
+        claim: "of two senders to one listener with one accept, one pairs and the other gets an error or keeps waiting",
         trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: two_senders }]),
     },
     Point {
@@ -361,7 +361,7 @@ fn two_senders(ctx: &mut Context<'_>) -> Result<StepResult> {
                 "the second sender has a communicator that nobody holds the other end of".into(),
             ));
         }
-        _ => "goes on waiting".into(),
+        _ => "keeps waiting".into(),
     };
     Ok(StepResult::passed(format!("one pairs and works; the other {fate}")))
 }
@@ -1057,7 +1057,7 @@ fn failed_again(ctx: &mut Context<'_>) -> Result<StepResult> {
         }
     })?;
     let first = first.ok_or_else(|| {
-        Error::Contract("the queue pair has failed, and the send just goes on".into())
+        Error::Contract("the queue pair has failed, and the send is still pending".into())
     })?;
     let wanted = code::<()>(&Err(first));
     let start = Instant::now();

@@ -272,7 +272,7 @@ fn log_lines(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = Transport::without_init(Library::open(&ctx.job.source)?);
     let result = transport.init();
     let words = format!(
-        "a setting of {} bytes with %s and %n is told as it is (init: {})",
+        "a setting of {} bytes with %s and %n is reported unchanged (init: {})",
         value.len(),
         code(&result)
     );
@@ -296,7 +296,7 @@ pub(super) const VERSION_POINTS: &[Point] = &[
     Point {
         number: 63,
         name: "lengths-beyond",
-        claim: "a message longer than is promised, also by a multiple of 4 GiB, is refused and not cut; the connection goes on",
+        claim: "a message longer than is promised, also by a multiple of 4 GiB, is refused and not cut; the connection continues",
         trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: beyond }]),
     },
     Point {
@@ -774,7 +774,7 @@ fn dmabuf(ctx: &mut Context<'_>) -> Result<StepResult> {
     let right = |bits: &u32| bits & abi::NCCL_PTR_DMABUF != 0 && bits & abi::NCCL_PTR_CUDA == 0;
     ensure!(promised.iter().all(right), "a device that takes dma-bufs only promises {promised:?}");
     Ok(StepResult::passed(
-        "dma-buf alone where that alone is possible; whether peermem works is told by a GPU only",
+        "dma-buf alone where that alone is possible; only a GPU shows whether peermem works",
     ))
 }
 
@@ -818,7 +818,7 @@ pub(super) const SETTING_POINTS: &[Point] = &[
     Point {
         number: 60,
         name: "variables",
-        claim: "NCCL_IB_* variables do what they do for the built-in transport, and values that make no sense are told",
+        claim: "NCCL_IB_* variables do what they do for the built-in transport, and invalid values are reported",
         trial: Trial::Steps(&[
             Step { env: Env { vars: &[(HCA, "=softrnic1")], ..RANK0_ONLY }, run: only_one },
             Step { env: Env { vars: &[(HCA, "^softrnic0")], ..RANK0_ONLY }, run: not_zero },
@@ -981,6 +981,6 @@ fn nonsense(ctx: &mut Context<'_>) -> Result<StepResult> {
     }
     let then = if outcome.is_err() { "init refuses" } else { "the default is taken" };
     let otherwise = "a value that is no number is not told";
-    Ok(StepResult::passed(format!("nonsense is told, {then}"))
+    Ok(StepResult::passed(format!("invalid values are reported, {then}"))
         .logging(&[TIMEOUT, "banana"], otherwise))
 }

@@ -193,7 +193,7 @@ pub(crate) const VERSION_ROWS: &[Row] = &[
         name: "nccl",
         what: "the files libnccl.so.2 where the loader and Python look, with their versions, and the one that PyTorch loads (its own package's, if there is one). Warn below 2.20, for 2.23 to 2.27, and if versions differ and it is unclear which one a job loads. Also what the release sends over its built-in transport instead of the plugin",
         why: "the plugin serves NCCL 2.20 and later; in 2.23 to 2.25 ncclCommAbort never returns after an error of a send or receive; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
-        cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs are to be told of errors and to abort: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs have to see errors and abort: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
         look: nccl,
     },
     Row {

@@ -53,10 +53,12 @@ const MACHINE: Machine = Machine {
 };
 
 const ROLE: &str = "It is said to the other end, or asked of it.";
-const ORDER: &str = "Frames come in the order in which they are sent, and what has brought this end into this state was sent later.";
-const JOB: &str = "It reports the end of what the machine asks for in another state, and waits for before it goes on.";
+const ORDER: &str =
+    "Frames come in the order of their sending, and the one that led to this state was sent later.";
+const JOB: &str =
+    "It reports the end of a job that the machine starts in another state, and waits for there.";
 const TEST: &str =
-    "The sender tests its queue pairs when they are connected, the receiver when it is to go on.";
+    "The sender tests its queue pairs when they are connected, the receiver before it continues.";
 const LOOK: &str =
     "A receiver checks that its attempt is still the current one right before it continues.";
 const WAITS: &str = "A receiver checks for it only while it waits for the sender's fence.";
@@ -103,7 +105,7 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
 /// How often each event has come in each state: by end, state and event.
 type Visits = BTreeMap<(&'static str, &'static str, &'static str), u64>;
 
-/// What there is to be visited.
+/// The states and events that schedules have to visit.
 struct Machine {
     /// Each end with each of its states.
     rows: &'static [(&'static str, &'static str)],
@@ -113,7 +115,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Where what has come is not what can come.
+    /// The events that came although they cannot, and those that did not come although they can.
     fn differences(&self, visits: &Visits) -> Vec<String> {
         let is_known = |(end, state, event): &(&str, &str, &str)| {
             self.rows.contains(&(end, state)) && self.events.contains(event)
@@ -275,8 +277,8 @@ impl Observed {
     }
 }
 
-/// Two machines at random: what their callers do ends well or badly, and takes time. There is no
-/// data, and so no queue pair.
+/// Two machines in random schedules: the jobs of their callers succeed or fail, and take time.
+/// There is no data, and so no queue pair.
 struct Walk {
     random: Random,
     now: Time,
@@ -433,8 +435,8 @@ impl Walk {
     }
 }
 
-/// What walks have too seldom: an end that has failed is told what the peer can use, and that it
-/// was heard. Nothing comes of it.
+/// Events that are rare in walks: an end that has failed receives the peer's usable rails and an
+/// acknowledgement. Neither has an effect.
 fn tell_one_that_has_failed(role: Role) {
     let rails = RailMask::first(2);
     let mut machine = Observed::new(role, rails, Duration::ZERO);
