@@ -549,7 +549,7 @@ def arguments() -> argparse.Namespace:
         help="bytes, such as 8..64M (every fourth power of 2); default 8,1K,32K,1M,16M,128M",
     )
     parser.add_argument(
-        "--seconds", type=options.number(1, 86400), default=240, help="the longest time; it ends earlier when the verdict is clear; default 240"
+        "--seconds", type=options.number(1, 86400), default=240, help="the longest time; less if the verdict is clear; default 240"
     )
     parser.add_argument(
         "--blocks", type=options.number(1, 100), metavar="N", help="N blocks of four runs, whatever the time and the verdict"
