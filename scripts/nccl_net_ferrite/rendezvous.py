@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 LENGTH = struct.Struct("!I")
+# What a rank says first: its number, at once.
+HELLO_BYTES, HELLO_SECONDS = 16, 5
 
 
 class Rendezvous:
@@ -44,8 +46,14 @@ class Rendezvous:
                     other, _ = server.accept()
                 except TimeoutError as error:
                     raise TimeoutError(f"{len(found) + 1} of {self.world} ranks have come to port {port} within {wait:.0f} s") from error
+                # A port scanner may come too, or a health check.
+                other.settimeout(HELLO_SECONDS)
+                rank = hello_of(other)
+                if rank not in range(1, self.world) or rank in found:
+                    other.close()
+                    continue
                 self.prepare(other)
-                found[receive(other)] = other
+                found[rank] = other
         return [found[rank] for rank in sorted(found)]
 
     def connect(self, host: str, port: int, wait: float) -> socket.socket:
@@ -69,13 +77,24 @@ class Rendezvous:
         other.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def hello_of(other: socket.socket) -> int:
+    """The rank that has connected; 0 if it is none."""
+    try:
+        rank = receive(other, HELLO_BYTES)
+    except (OSError, ValueError):
+        return 0
+    return rank if type(rank) is int else 0
+
+
 def send(other: socket.socket, value: Any) -> None:
     text = json.dumps(value).encode()
     other.sendall(LENGTH.pack(len(text)) + text)
 
 
-def receive(other: socket.socket) -> Any:
+def receive(other: socket.socket, most: int = 1 << 30) -> Any:
     [length] = LENGTH.unpack(receive_bytes(other, LENGTH.size))
+    if length > most:
+        raise ValueError(f"{length} bytes; at most {most} are allowed")
     return json.loads(receive_bytes(other, length))
 
 

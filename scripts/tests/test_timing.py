@@ -1,5 +1,6 @@
 """Tests of scripts/ab.py without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -212,6 +213,22 @@ class Exchange(unittest.TestCase):
             one.join()
         self.assertEqual([heard[number][0] for number in range(3)], [[0, 10, 20]] * 3)
         self.assertEqual(len(heard[0][1][2]["long"]), 200_000)
+
+    def test_strangers_are_no_ranks(self) -> None:
+        [port] = launch.free_ports(1)
+        found = []
+        first = threading.Thread(target=lambda: found.append(Rendezvous(0, 2, "127.0.0.1", port, 30).gather(0)))
+        first.start()
+        for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\1x", b"\0\0\0\1" + b"7"):
+            stranger = None
+            while stranger is None:
+                with contextlib.suppress(ConnectionRefusedError):
+                    stranger = socket.create_connection(("127.0.0.1", port))
+            with stranger:
+                stranger.sendall(said)
+        Rendezvous(1, 2, "127.0.0.1", port, 30).gather(10)
+        first.join()
+        self.assertEqual(found, [[0, 10]])
 
     def test_a_rank_that_goes_is_missed(self) -> None:
         one, other = socket.socketpair()

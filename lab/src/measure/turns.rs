@@ -153,9 +153,13 @@ fn row(
         worker.show_side(sides[place].label)?;
         block(worker, &sides[place], &benches[place], key, count)
     };
+    let mut places: Vec<usize> = (0..sides.len()).collect();
+    if dice.coin() {
+        places.reverse();
+    }
     let count = match key.metric {
         Metric::SetupOne | Metric::SetupMany => {
-            for place in 0..sides.len() {
+            for place in places {
                 one(worker, place, 1)?;
             }
             1
@@ -163,7 +167,7 @@ fn row(
         _ => {
             // Once cold, then timed: the same number for both sides.
             let mut seconds = 0.0;
-            for place in 0..sides.len() {
+            for place in places {
                 one(worker, place, MESSAGES.0)?;
                 let start = Instant::now();
                 one(worker, place, MESSAGES.0)?;

@@ -123,7 +123,11 @@ pub(crate) unsafe extern "C" fn mmap(
     fd: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    let is_memory = fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 && context(fd).is_some();
+    // The number may be another file's by now: `close_range` and `dup2` do not come by here.
+    let is_memory = fd >= 0
+        && flags & libc::MAP_ANONYMOUS == 0
+        && context(fd).is_some()
+        && device(fd).is_some();
     let (protection, flags, fd, offset): (c_int, c_int, c_int, c_long) = if is_memory {
         let readable = protection | libc::PROT_READ;
         (readable, flags | libc::MAP_ANONYMOUS, -1, 0)

@@ -306,6 +306,71 @@ fn all_name_the_process_that_has_begun_operations_of_two_communicators_in_anothe
     }
 }
 
+/// Process 0 waits for 1 in communicator 1, and 1 for 0, as in a ring that goes both ways. 0 also
+/// waits for 2, which has not begun that operation, since it waits for 3 in communicator 3. 4 waits
+/// for 0 in communicator 2, which 0 has not begun. Nobody has another order: 3 is late.
+#[test]
+fn a_neighbour_that_repeats_what_it_has_heard_is_no_proof_of_another_order() {
+    // Who receives from whom, in the first operation of which communicator.
+    const EDGES: [(usize, usize, u64); 5] = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (2, 3, 3), (4, 0, 2)];
+    let begun: [&[u64]; 5] = [&[1], &[1], &[3], &[], &[2]];
+    let process = |pid: usize| Identity { pid: pid as u32, ..who(None) };
+    let mut all = [0, 1, 2, 3, 4].map(|pid| Inquiry::new(process(pid)));
+    let sights = |pid: usize| {
+        let sight = |(id, &(to, from, communicator)): (usize, &(usize, usize, u64))| {
+            let call = Call { function: Function::AllReduce, number: Some(0) };
+            let peer = PeerRank::Known(from as u32);
+            let operation = Operation { call, communicator, name: String::new(), peer };
+            let id = id as u64;
+            if to == pid {
+                let peer = process(from);
+                Some(Sight { peer, operation: Some(operation), ..sight(id, POSTED) })
+            } else {
+                (from == pid).then(|| Sight { peer: process(to), ..sight(id, UNSENT) })
+            }
+        };
+        EDGES.iter().enumerate().filter_map(sight).collect()
+    };
+    let progress = |pid: usize| {
+        let of = |communicator| {
+            let mut counts = [0; Function::COUNT];
+            counts[Function::AllReduce as usize] = begun[pid].contains(&communicator).into();
+            Progress { communicator, rank: pid as u32, begun: counts }
+        };
+        EDGES
+            .iter()
+            .filter(|(to, from, _)| pid == *to || pid == *from)
+            .map(|(.., communicator)| of(*communicator))
+            .collect()
+    };
+    let mut now = Time::ZERO;
+    for _ in 0..40 {
+        now += Duration::from_millis(250);
+        for (pid, inquiry) in all.iter_mut().enumerate() {
+            inquiry.handle_looks(now, sights(pid), progress(pid));
+            inquiry.ask(now);
+        }
+        for pid in [0, 1, 2, 3, 4].repeat(4) {
+            all[pid].advance(now);
+            while let Some((end, message)) = all[pid].poll_message() {
+                let (to, from, _) = EDGES[end as usize];
+                let other = &mut all[if pid == to { from } else { to }];
+                match message {
+                    Message::Question(question) => other.handle_question(now, end, &question),
+                    Message::Answer(answer) => other.handle_answer(now, end, answer),
+                }
+            }
+        }
+    }
+    for inquiry in &all {
+        for finding in inquiry.findings(now) {
+            let Some(cause) = finding.cause else { continue };
+            assert_eq!((cause.near.pid, cause.far.pid), (2, 3), "{:?}", cause.verdict);
+        }
+    }
+    assert!(all[0].findings(now).iter().any(|finding| finding.cause.is_some()));
+}
+
 /// A GPU may stand still: the operations themselves are begun in one order.
 #[test]
 fn where_all_have_begun_what_is_waited_for_no_order_is_named() {
