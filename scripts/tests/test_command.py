@@ -58,7 +58,7 @@ class Command(fixtures.InFolder):
             "mpirun -np 16 ",
             "torchrun --nproc-per-node 2 scripts/ab.py --softrnic",
             "MASTER_PORT + 1",
-            "3: too few",
+            "3: undecided",
             "130: interrupted",
         ):
             self.assertIn(words, said)
