@@ -52,7 +52,7 @@ pub fn ask(pid: u32, limit: Duration) -> Result<Value, Silence> {
     serde_json::from_str(&answer_at(path, limit)?).map_err(|_| Silence::NoAnswer)
 }
 
-/// What is said at the socket `path` until its end, if that comes within `limit`. A process that is
+/// Reads the socket `path` until its end, if that comes within `limit`. A process that is
 /// stopped accepts nobody, and then a connect waits too: so another thread waits, which is left to
 /// itself after the limit.
 fn answer_at(path: PathBuf, limit: Duration) -> Result<String, Silence> {
@@ -579,7 +579,7 @@ pub fn summary(findings: &BTreeMap<u32, Finding>, has_waits: bool) -> String {
     text
 }
 
-/// One key for the reports of both ends of a path, each of which has its own side.
+/// The same key for the reports of both ends of a path.
 fn key(cause: &Value) -> CauseKey {
     let process = |who: &Value| {
         (who["host"].as_str().unwrap_or_default().to_owned(), who["pid"].as_u64().unwrap_or(0))

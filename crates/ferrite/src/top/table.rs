@@ -640,7 +640,7 @@ mod tests {
         );
     }
 
-    /// A row of the example's sender with so many bytes on its lanes in two seconds, of which lanes
+    /// The example sender: these bytes on its lanes in two seconds, and lanes that
     /// have moved three times.
     fn row(lane_bytes: &[u64]) -> Row {
         row_with(lane_bytes, 3)

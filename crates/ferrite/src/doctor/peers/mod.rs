@@ -10,7 +10,7 @@
 //! | `trial` | a host's part; what it does with the plugin |
 //! | `judge` | the rows |
 //! | `fuzz` | what a fuzzer chooses: what one says to the other |
-//! | `message` | what is said over the connection ([`lab::hosts`]) |
+//! | `message` | the messages between hosts and their server ([`lab::hosts`]) |
 //! | `server` | letting hosts in, and having each pair try; which pairs at once |
 //! | `session` | all of it, from the server's start to the report |
 
