@@ -141,6 +141,11 @@ falling_ports() { FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many
 # A table, and no limit: a change of it is for a reader to judge.
 instructions() { scripts/instructions.sh 2.21.5,2.32.3; }
 
+programs_from_pypi() {
+    softrnic/scripts/pypi_clients.py
+    softrnic/scripts/pypi_clients.py --faults 'drop chance=0.01'
+}
+
 # Both at once, since they wait for most of the time.
 faults() {
     local said random code=0
@@ -230,6 +235,7 @@ steps() {
     "$1" "the plugin with all features" features
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
+    "$1" "RDMA programs from PyPI on the software device, also with loss" programs_from_pypi
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
     "$1" "ports that fall more than five hundred times" falling_ports
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults

@@ -11,6 +11,7 @@ const COMMON: Driver = Driver {
     max_mr_size: u64::MAX,
     max_ah: i32::MAX,
     round,
+    cuts_rnr_timer: true,
     ..table::OWN_DRIVER
 };
 

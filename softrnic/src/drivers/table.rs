@@ -78,6 +78,8 @@ pub(crate) struct Driver {
     /// Whether inline data is taken when a work request is posted. Else the flag changes nothing,
     /// though the queue pair is granted what it is asked to have.
     pub(crate) takes_inline: bool,
+    /// Whether the lowest five bits of a longer `min_rnr_timer` count. Else it is refused.
+    pub(crate) cuts_rnr_timer: bool,
     pub(crate) has_atomics: bool,
     /// Verbs that the driver does not have: `EOPNOTSUPP`.
     pub(crate) absent: &'static [Verb],
@@ -151,6 +153,7 @@ pub(super) const OWN_DRIVER: Driver = Driver {
     other_type: libc::EOPNOTSUPP,
     too_much: libc::EINVAL,
     takes_inline: true,
+    cuts_rnr_timer: false,
     has_atomics: true,
     absent: &[],
     round: |cap| cap,

@@ -42,7 +42,7 @@ pub(crate) fn modify(
     if given & bits.needs != bits.needs || given & !(bits.needs | bits.allows | mask::STATE) != 0 {
         return Err(libc::EINVAL);
     }
-    check_values(attr, given, qp.fabric.topology.ports(), qp.fabric.settings.driver.max_reads)?;
+    check_values(attr, given, qp.fabric.topology.ports(), qp.fabric.settings.driver)?;
     let mut port = qp.port();
     if given & mask::PORT != 0 {
         port.port = u32::from(attr.port_num);

@@ -197,7 +197,8 @@ impl Device {
             name: c_text(&format!("softrnic{index}")),
             dev_name: c_text(&format!("softverbs{index}")),
             dev_path: c_text(""),
-            ibdev_path: c_text(""),
+            // Where `softrnic run --faithful` shows the device.
+            ibdev_path: c_text(&format!("/sys/class/infiniband/softrnic{index}")),
         };
         Self { abi, _zero: [0; 8], index }
     }

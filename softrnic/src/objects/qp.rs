@@ -14,6 +14,7 @@ use crate::abi::types::{
     ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, Wc, access, event, qp_attr as mask,
     qp_state as state, qp_state, qp_type, wr_opcode,
 };
+use crate::drivers::table::Driver;
 use crate::host::{InUse, lock};
 use crate::limits::{MAX_SGE, QPS};
 use crate::network::topology::{MTU_4096, PortId};
@@ -698,12 +699,12 @@ fn of_datagrams(from: u32, to: u32) -> Option<AttrMask> {
     Some(AttrMask { needs, allows })
 }
 
-/// EINVAL if a value is out of range: of `ports` ports, and `max_reads` outstanding READs.
+/// EINVAL if a value is out of range: of `ports` ports, and for this driver.
 pub(crate) fn check_values(
     attr: &QpAttr,
     given: i32,
     ports: u32,
-    max_reads: u8,
+    driver: &Driver,
 ) -> Result<(), i32> {
     let has = |bit: i32| given & bit != 0;
     let flags =
@@ -712,9 +713,9 @@ pub(crate) fn check_values(
         || has(mask::PORT) && !(1..=ports).contains(&u32::from(attr.port_num))
         || has(mask::ACCESS_FLAGS) && attr.qp_access_flags & !(flags | access::OPTIONAL) != 0
         || has(mask::PATH_MTU) && !(1..=MTU_4096).contains(&attr.path_mtu)
-        || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > max_reads
-        || has(mask::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > max_reads
-        || has(mask::MIN_RNR_TIMER) && attr.min_rnr_timer > 31
+        || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > driver.max_reads
+        || has(mask::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > driver.max_reads
+        || has(mask::MIN_RNR_TIMER) && attr.min_rnr_timer > 31 && !driver.cuts_rnr_timer
         || has(mask::TIMEOUT) && attr.timeout > 31
         || has(mask::RETRY_CNT) && attr.retry_cnt > 7
         || has(mask::RNR_RETRY) && attr.rnr_retry > 7
@@ -746,6 +747,7 @@ pub(crate) fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
     }
     known.rq_psn &= 0xff_ffff;
     known.sq_psn &= 0xff_ffff;
+    known.min_rnr_timer &= 31;
 }
 
 /// Those of one object. Its fields that the application sees count the events that are

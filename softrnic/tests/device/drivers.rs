@@ -6,7 +6,7 @@ use std::ptr;
 use crate::common::datagrams::way_to;
 use crate::common::domains::thread_domain;
 use crate::common::extended_cqs;
-use crate::common::node::{Address, Node, Terms, Work, open};
+use crate::common::node::{Address, Node, Terms, Work, empty_init, modify, open};
 use crate::common::verbs::*;
 use crate::create_ex;
 use testkit::softrnic::Softrnic;
@@ -18,6 +18,8 @@ const ONE: Cap =
     Cap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 const INLINE_16: Cap = Cap { max_inline_data: 16, ..ONE };
 const FETCH_ADD: u32 = 6;
+/// Of the mask of `ibv_modify_qp`.
+const MIN_RNR_TIMER: i32 = 1 << 15;
 const NAMES: [(i32, &str); 4] = [
     (0, "no errno"),
     (libc::EINVAL, "EINVAL"),
@@ -218,6 +220,22 @@ fn query_qp(look: &Looked) -> String {
     of_code(ibv_query_qp(qp, &mut QpAttr::default(), 1, &mut init))
 }
 
+/// What a queue pair has whose `min_rnr_timer` was to be 37: 5 is what its five lowest bits say.
+fn longer_rnr_timer(look: &Looked) -> String {
+    let Some(node) = look.node() else { return "no RC".to_owned() };
+    let attr = QpAttr { min_rnr_timer: 37, ..QpAttr::default() };
+    match modify(node.qp, &attr, MIN_RNR_TIMER) {
+        0 => {
+            let mut known = QpAttr::default();
+            match ibv_query_qp(node.qp, &mut known, MIN_RNR_TIMER, &mut empty_init()) {
+                0 => known.min_rnr_timer.to_string(),
+                code => name(code),
+            }
+        }
+        code => name(code),
+    }
+}
+
 fn srq(look: &Looked) -> String {
     let attr = SrqAttr { max_wr: 16, max_sge: 1, limit: 0 };
     forget_errno();
@@ -253,7 +271,7 @@ pub(crate) const PART: Look =
     |look| format!("{:04x}:{:04x}", look.attribute(96), look.attribute(100));
 
 /// What is looked at, under the names that the page has.
-pub(crate) const LIST: [(&str, Look); 28] = [
+pub(crate) const LIST: [(&str, Look); 29] = [
     ("vendor and part", PART),
     ("link layer", port),
     ("speed, Gb/s", speed),
@@ -285,6 +303,7 @@ pub(crate) const LIST: [(&str, Look); 28] = [
     ("`ibv_create_srq`", srq),
     ("`ibv_create_ah`", create_ah),
     ("`ibv_query_qp`", query_qp),
+    ("a `min_rnr_timer` of 37", longer_rnr_timer),
     ("`ibv_rereg_mr`", rereg),
     ("`ibv_alloc_td`", |look| thread_domain(look.context, 0).map_or_else(name, |_| "yes".into())),
     ("`ibv_create_cq_ex`", |look| {
