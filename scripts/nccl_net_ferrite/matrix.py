@@ -11,7 +11,12 @@ machine, each with an NCCL_HOSTID of its own, so that all data goes through the 
     setups        machines on which GPU memory can be registered by dma-buf, by address, both ways or not at all
     flush         NCCL_NET_FORCE_FLUSH: received data is flushed, and without it there is nothing for it
     register      sends from and into memory that the application has registered
+    odd           every operation with odd numbers of elements; NCCL chooses protocol and algorithm
+    faults        every operation while the software device loses packets, ports fall and queue pairs fail
+    nodes         four ranks as two machines of two GPUs, each GPU with a NIC: NCCL sends over the other GPU (PXN) and groups receives
     abort         a rank is killed in the middle of an all_reduce: what the others see, and when
+
+Without --parts all are run but nodes, which needs four GPUs, and faults where the device is not software.
 
 Exit code 0: all right. 1: something is wrong. 2: it could not be tried. 130: interrupted; the cases that were done are in the report.
 report.md and raw.json have the details.
@@ -34,7 +39,7 @@ from . import evidence, exit_codes, files, launch, options, repository
 from .evidence import Evidence
 from .exit_codes import GOOD, WRONG, Invalid
 from .files import Library, read_json
-from .nccl import OPERATIONS
+from .nccl import OPERATIONS, Driver
 from .networks import check_plugin
 from .options import size_text
 from .repository import INCLUDE
@@ -49,6 +54,12 @@ PROTOS, ALGOS = ["LL", "Simple"], ["Ring", "Tree"]
 FEW_OPERATIONS, FEW_SIZES = ["all_reduce", "send_recv"], [8, 4096, 1 << 20, 32 << 20]
 # For the case of a rank that dies: NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT. Each try takes 4.096 us times 2 to the power of the timeout.
 TIMEOUT, RETRIES = 15, 3
+# Numbers of bytes for the part odd: 1, 3, 7, 1023, 4097, 65,537 and 1,048,581 elements.
+ODD_SIZES = [4 * count for count in (1, 3, 7, 1023, 4097, 65537, 1048581)]
+# What the software device does in the part faults: each queue pair is failed once, and each port is down once.
+FAULTS = "drop chance=0.002; qp-error message=700 times=2; port-down=200ms message=400 times=2"
+# GPUs and ranks of a machine in the part nodes.
+NODE_GPUS, NODES = 2, 2
 RETRIES_END_S = 4.096e-6 * 2**TIMEOUT * (RETRIES + 1)
 
 
@@ -75,6 +86,9 @@ class Case:
             "setups": "capability and registration",
             "flush": f"NCCL_NET_FORCE_FLUSH={int(self.is_flushing)}",
             "register": "registered buffers (ncclCommRegister)",
+            "odd": "odd numbers of elements",
+            "faults": "under faults of the device",
+            "nodes": "two machines of two GPUs",
             "abort": "a rank killed in the middle",
         }[self.part]
 
@@ -83,7 +97,7 @@ class Case:
         return self.part in ("setups", "flush", "register")
 
     def operations(self) -> list[str]:
-        if self.part != "collectives":
+        if self.part in ("setups", "flush", "register", "abort"):
             return FEW_OPERATIONS
         # NCCL refuses the other operations if NCCL_ALGO is Tree.
         return [name for name, (_, has_choice) in OPERATIONS.items() if has_choice or self.algo != "Tree"]
@@ -132,7 +146,29 @@ def abort(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
     return [Case("abort", ranks[0], way, scenario="abort") for way in gdr]
 
 
-PARTS = {"collectives": collectives, "setups": setups, "flush": flush, "register": register, "abort": abort}
+def odd(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
+    return [Case("odd", ranks[0], way) for way in gdr]
+
+
+def faults(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
+    return [Case("faults", ranks[0], way) for way in gdr if on_softrnic]
+
+
+def nodes(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
+    """NCCL uses PXN with GPUDirect only."""
+    return [Case("nodes", NODES * NODE_GPUS, way) for way in gdr]
+
+
+PARTS = {
+    "collectives": collectives,
+    "setups": setups,
+    "flush": flush,
+    "register": register,
+    "odd": odd,
+    "faults": faults,
+    "nodes": nodes,
+    "abort": abort,
+}
 
 
 def cases_of(parts: list[str], ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
@@ -335,6 +371,7 @@ OVERRIDDEN = (
     "NCCL_NET_GDR_LEVEL",
     "NCCL_NET_FORCE_FLUSH",
     "NCCL_PXN_DISABLE",
+    "NCCL_TOPO_FILE",
     "NCCL_IB_TIMEOUT",
     "NCCL_IB_RETRY_CNT",
 )
@@ -380,7 +417,7 @@ class Outcome:
     usage: dict[int, Usage]
     pids: dict[int, int]
     choices: set[tuple[str, str]]  # algorithms and protocols that NCCL used, as its log tells
-    reads: int | None  # RDMA READs, if they were counted
+    reads: int | None  # RDMA READs, or in the part faults messages with a fault, if they were counted
     calls: Calls | None  # of all ranks, if they were counted
 
     def nccl_version(self) -> str:
@@ -447,8 +484,32 @@ def environment(setup: Setup, case: Case, rank: int, trace: Path) -> dict[str, s
     if setup.softrnic:
         # A rule that has next to no effect, but writes a line for each RDMA READ: a flush is one.
         given |= launch.softrnic_environment(setup.softrnic, rank, f"{os.getpid()}-{name}")
-        given |= {"SOFTRNIC_FAULTS": "delay=1us opcode=read", "SOFTRNIC_TRACE": str(trace)}
+        rules = "delay=1us opcode=read" if case.part != "faults" else FAULTS
+        given |= {"SOFTRNIC_FAULTS": rules, "SOFTRNIC_TRACE": str(trace)}
+    if case.part == "nodes":
+        given |= {"NCCL_HOSTID": f"node{rank // NODE_GPUS}", "NCCL_TOPO_FILE": str(topology_file(setup, rank // NODE_GPUS))}
     return inherited | given | case.variables(bool(setup.softrnic))
+
+
+def topology_file(setup: Setup, node: int) -> Path:
+    """Of a machine that has NODE_GPUS of this machine's GPUs, each beside a NIC of its own; NCCL looks up the rest."""
+    driver = Driver(setup.libcuda)
+    if driver.count() < NODES * NODE_GPUS:
+        raise Invalid(f"the part nodes needs {NODES * NODE_GPUS} GPUs, {setup.libcuda} sees {driver.count()}")
+    pairs = "".join(
+        f'''
+    <pci busid="ffff:{2 * at + 1:02x}:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="{driver.pci_bus_id(node * NODE_GPUS + at)}" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"/>
+      <pci busid="ffff:{2 * at + 2:02x}:00.0" class="0x020000" link_speed="32.0 GT/s PCIe" link_width="16">
+        <nic><net name="softrnic{at}"/></nic>
+      </pci>
+    </pci>'''
+        for at in range(NODE_GPUS)
+    )
+    path = setup.folder / f"node{node}.xml"
+    cpu = '<cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">'
+    path.write_text(f'<system version="1">\n  {cpu}{pairs}\n  </cpu>\n</system>\n')
+    return path
 
 
 def plugin_of(setup: Setup, case: Case) -> dict[str, str]:
@@ -462,6 +523,8 @@ def plugin_of(setup: Setup, case: Case) -> dict[str, str]:
 
 
 def sizes_of(setup: Setup, case: Case) -> list[int]:
+    if case.part == "odd":
+        return ODD_SIZES
     return setup.sizes if case.part == "collectives" else [size for size in FEW_SIZES if size <= max(setup.sizes)] or setup.sizes
 
 
@@ -489,6 +552,8 @@ def choices_of(log: str) -> set[tuple[str, str]]:
 NO_GDR = "no GPUDirect RDMA"
 # Errors of NCCL that say that a peer or the system failed.
 SYSTEM_ERROR, REMOTE_ERROR = 2, 6
+# A connection of a sender: its rank, and that of the process that sends for it.
+PXN = re.compile(r": (\d+)\[\w+\] -> \d+\[\w+\] \[send\] via NET/[^/\s]+/\d+\((\d+)\)")
 # What Ferrite's log says of an NCCL that forgets the errors of its network (2.26 and 2.27).
 DROPPED = "do not report this error"
 
@@ -514,7 +579,11 @@ def check_case(outcome: Outcome, network: str) -> Findings:
         found.add(check_flushes(outcome))
     elif case.part == "register":
         found.add(check_application_buffers(outcome))
-    else:
+    elif case.part == "faults":
+        found.add(check_faults(outcome))
+    elif case.part == "nodes":
+        found.add(check_nodes(outcome))
+    elif case.part == "abort":
         found.add(check_abort(outcome, network))
     found.add(check_calls(outcome))
     return found
@@ -591,6 +660,24 @@ def check_application_buffers(outcome: Outcome) -> Findings:
     found = Findings(seen=[f"{registered >> 20} MiB registered; the application's buffers are {least >> 20} MiB"])
     if registered < least:
         found.wrong.append(f"at most {registered} bytes were registered: not the application's {least}")
+    return found
+
+
+def check_faults(outcome: Outcome) -> Findings:
+    """The device wrote a line for each fault, and there are some."""
+    found = Findings(seen=[f"{outcome.reads} faults"])
+    if not outcome.reads:
+        found.wrong.append("no faults")
+    return found
+
+
+def check_nodes(outcome: Outcome) -> Findings:
+    """With GPUDirect some data is sent over the other GPU's process: its rank stands in brackets behind the device."""
+    senders = [sender for log in outcome.logs.values() for sender in PXN.findall(log)]
+    over_others = sum(rank != proxy for rank, proxy in senders)
+    found = Findings(seen=[f"{over_others} connections over the other GPU (PXN)"])
+    if outcome.case.gdr != "off" and not over_others:
+        found.wrong.append("no connection over the other GPU")
     return found
 
 
@@ -841,7 +928,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver; default libcuda.so.1")
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="Ferrite's library")
     parser.add_argument("--network", choices=["Ferrite", "IB"], default="Ferrite", help="IB: NCCL's built-in instead")
-    parser.add_argument("--parts", type=parse_parts, default=list(PARTS), metavar="NAME,NAME", help="of " + ", ".join(PARTS))
+    parser.add_argument(
+        "--parts", type=parse_parts, default=[part for part in PARTS if part != "nodes"], metavar="NAME,NAME", help="of " + ", ".join(PARTS)
+    )
     parser.add_argument(
         "--ranks",
         type=rank_counts,

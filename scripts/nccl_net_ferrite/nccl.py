@@ -33,6 +33,12 @@ class Driver:
         self.call("cuDeviceGetCount", ctypes.byref(found))
         return found.value
 
+    def pci_bus_id(self, ordinal: int) -> str:
+        """Of a GPU, such as 0000:3b:00.0."""
+        text = ctypes.create_string_buffer(32)
+        self.call("cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), ctypes.c_int(ordinal))
+        return text.value.decode().lower()
+
     def call(self, name: str, *arguments: Any) -> None:
         code = getattr(self.driver, name)(*arguments)
         if code:

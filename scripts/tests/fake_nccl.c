@@ -37,7 +37,8 @@ static int is_set(const char *name, const char *value) { const char *set = geten
 
 /* The driver. */
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDeviceGetCount(int *count) { *count = !is_faked("no-gpu"); return 0; }
+int cuDeviceGetCount(int *count) { *count = is_faked("no-gpu") ? 0 : is_faked("four-gpus") ? 4 : 1; return 0; }
+int cuDeviceGetPCIBusId(char *text, int length, int device) { snprintf(text, length, "0000:%02X:00.0", device + 1); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { (void)device; snprintf(name, length, "fake GPU"); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &depth; return 0; }
@@ -76,9 +77,11 @@ static void tell_usage(void)
         fprintf(stderr, "softrnic: at most %d queue pairs, 4 completion queues, 9 memory regions of %d bytes; GPU memory %d by address, "
                         "%d by dma-buf\n", 4 + (is_flushing && !is_faked("flush-queue")), registered_mib << 20, by_address, by_dmabuf);
     const char *trace = getenv("SOFTRNIC_TRACE");
-    if (trace && is_flushing && !is_faked("no-flush")) {
+    const char *faults = getenv("SOFTRNIC_FAULTS");
+    int is_faulty = faults && strstr(faults, "drop") && !is_faked("no-faults");
+    if (trace && (is_faulty || (is_flushing && !is_faked("no-flush")))) {
         FILE *file = fopen(trace, "a");
-        fputs("softrnic0/1 > softrnic0/1 flow 0 message 1 transmission 1: delay=1us\n", file);
+        fprintf(file, "softrnic0/1 > softrnic0/1 flow 0 message 1 transmission 1: %s\n", is_faulty ? "drop" : "delay=1us");
         fclose(file);
     }
 }
@@ -92,6 +95,8 @@ static void tell_network(const char *net)
     if (!has_way && !is_faked("silent"))
         fprintf(file, "h:1:1 [0] NCCL WARN NET/Ferrite : no GPUDirect RDMA: messages take a detour\n");
     fprintf(file, "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/%s/0%s\n", net, is_gdr != is_faked("no-gdr") ? "/GDRDMA" : "");
+    if (is_gdr && getenv("NCCL_TOPO_FILE") && !is_faked("no-pxn"))
+        fprintf(file, "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 3[1] [send] via NET/%s/1(1)/GDRDMA/Shared\n", net);
     fclose(file);
     static int is_told;
     if (!is_told++)

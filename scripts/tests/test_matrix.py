@@ -79,6 +79,18 @@ class Matrix(fixtures.WithFakeNccl):
         told = " ".join(raw["rows"][-1]["told"])
         self.assertRegex(told, r"error 6 after .* log: .*peer softrnic0 port 1 of process \d+ on")
 
+    def test_odd_numbers_faults_and_machines_of_two_gpus(self) -> None:
+        done = self.check("--parts", "odd,faults,nodes", "--gdr", "off,dmabuf", fake="four-gpus")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = read_json(self.out / "report/raw.json")["rows"]
+        self.assertEqual([row["case"]["ranks"] for row in rows], [2, 2, 2, 2, 4, 4])
+        self.assertEqual({one["size"] for one in rows[0]["operations"]}, set(matrix.ODD_SIZES))
+        self.assertIn("4 connections over the other GPU (PXN)", rows[-1]["told"])
+        said = self.wrong("four-gpus,no-faults,no-pxn", "--parts", "faults,nodes", "--gdr", "dmabuf")
+        self.assertIn("wrong: no faults", said)
+        self.assertIn("wrong: no connection over the other GPU", said)
+        self.assertIn("needs 4 GPUs", self.wrong("", "--parts", "nodes"))
+
     def test_one_wrong_element_is_found(self) -> None:
         said = self.wrong("wrong", "--parts", "collectives", "--gdr", "off")
         self.assertIn("rank 1, all_reduce of 1M out of place: element 20000 of 262144 is 8216, not 8215", said)
