@@ -30,6 +30,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -56,8 +57,9 @@ FEW_OPERATIONS, FEW_SIZES = ["all_reduce", "send_recv"], [8, 4096, 1 << 20, 32 <
 TIMEOUT, RETRIES = 15, 3
 # Numbers of bytes for the part odd: 1, 3, 7, 1023, 4097, 65,537 and 1,048,581 elements.
 ODD_SIZES = [4 * count for count in (1, 3, 7, 1023, 4097, 65537, 1048581)]
-# What the software device does in the part faults: each queue pair is failed once, and each port is down once.
-FAULTS = "drop chance=0.002; qp-error message=700 times=2; port-down=200ms message=400 times=2"
+# What the software device does in the part faults: queue pairs fail, ports are down for a while, and packets are lost.
+FAULTS = "qp-error message=20 times=2; port-down=200ms message=40 times=2; drop chance=0.002"
+FAULT_KINDS = [rule.split()[0].split("=")[0] for rule in FAULTS.split("; ")]
 # GPUs and ranks of a machine in the part nodes.
 NODE_GPUS, NODES = 2, 2
 RETRIES_END_S = 4.096e-6 * 2**TIMEOUT * (RETRIES + 1)
@@ -417,7 +419,7 @@ class Outcome:
     usage: dict[int, Usage]
     pids: dict[int, int]
     choices: set[tuple[str, str]]  # algorithms and protocols that NCCL used, as its log tells
-    reads: int | None  # RDMA READs, or in the part faults messages with a fault, if they were counted
+    traced: list[str] | None  # what a rule did to each message that it concerned: READs, or faults in the part faults
     calls: Calls | None  # of all ranks, if they were counted
 
     def nccl_version(self) -> str:
@@ -427,7 +429,7 @@ class Outcome:
 def run_case(setup: Setup, case: Case) -> Outcome:
     """Raises Invalid if a rank does not end as it should."""
     name = case.name()
-    trace = setup.folder / f"{name}.reads"
+    trace = setup.folder / f"{name}.trace"
     for stale in setup.folder.glob(f"{name}[.-]*"):
         stale.unlink()
     victim = case.ranks - 1 if case.scenario == "abort" else None
@@ -448,9 +450,15 @@ def run_case(setup: Setup, case: Case) -> Outcome:
         usage={n: usage for n, usage in used.items() if usage},
         pids={n: int(output.split()[1]) for n, output in outputs.items() if output.startswith("process ")},
         choices={choice for log in logs.values() for choice in choices_of(log)},
-        reads=len(trace.read_text().splitlines()) if trace.exists() else 0 if setup.softrnic else None,
+        traced=traced(trace) if setup.softrnic else None,
         calls=sum_of_calls(calls) if calls else None,
     )
+
+
+def traced(trace: Path) -> list[str]:
+    """The actions in the lines of a trace of the software device, such as drop and delay."""
+    lines = trace.read_text().splitlines() if trace.exists() else []
+    return [re.split("[= ]", line.rpartition(": ")[2])[0] for line in lines]
 
 
 def environment(setup: Setup, case: Case, rank: int, trace: Path) -> dict[str, str]:
@@ -642,11 +650,12 @@ def check_registration(outcome: Outcome, network: str) -> Findings:
 
 def check_flushes(outcome: Outcome) -> Findings:
     """There are flushes where they are asked for, and none elsewhere. A READ is a flush: NCCL reads nothing else."""
-    if outcome.reads is None:
+    if outcome.traced is None:
         return Findings(seen=["READs are not counted on this device"])
-    found = Findings(seen=[f"{outcome.reads} flushes"])
-    if (outcome.reads > 0) != outcome.case.is_flushing:
-        found.wrong.append(f"{outcome.reads} flushes")
+    flushes = len(outcome.traced)
+    found = Findings(seen=[f"{flushes} flushes"])
+    if (flushes > 0) != outcome.case.is_flushing:
+        found.wrong.append(f"{flushes} flushes")
     if outcome.usage:
         found.seen.append(f"at most {peak(outcome, 'queue_pairs')} queue pairs")
     return found
@@ -664,10 +673,12 @@ def check_application_buffers(outcome: Outcome) -> Findings:
 
 
 def check_faults(outcome: Outcome) -> Findings:
-    """The device wrote a line for each fault, and there are some."""
-    found = Findings(seen=[f"{outcome.reads} faults"])
-    if not outcome.reads:
-        found.wrong.append("no faults")
+    """Each fault has happened."""
+    counts = Counter(outcome.traced)
+    missing = [kind for kind in FAULT_KINDS if not counts[kind]]
+    found = Findings(seen=["faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))])
+    if missing:
+        found.wrong.append(f"no {' and no '.join(missing)} has happened")
     return found
 
 

@@ -78,10 +78,12 @@ static void tell_usage(void)
                         "%d by dma-buf\n", 4 + (is_flushing && !is_faked("flush-queue")), registered_mib << 20, by_address, by_dmabuf);
     const char *trace = getenv("SOFTRNIC_TRACE");
     const char *faults = getenv("SOFTRNIC_FAULTS");
-    int is_faulty = faults && strstr(faults, "drop") && !is_faked("no-faults");
+    int is_faulty = faults && strstr(faults, "drop");
     if (trace && (is_faulty || (is_flushing && !is_faked("no-flush")))) {
         FILE *file = fopen(trace, "a");
-        fprintf(file, "softrnic0/1 > softrnic0/1 flow 0 message 1 transmission 1: %s\n", is_faulty ? "drop" : "delay=1us");
+        const char *done[] = {"delay=1us", "drop", "qp-error", is_faked("no-port-down") ? "drop" : "port-down=200ms"};
+        for (int i = is_faulty; i < (is_faulty ? 4 : 1); i++)
+            fprintf(file, "softrnic0/1 > softrnic0/1 flow 0 message 1 transmission 1: %s\n", done[i]);
         fclose(file);
     }
 }

@@ -86,8 +86,8 @@ class Matrix(fixtures.WithFakeNccl):
         self.assertEqual([row["case"]["ranks"] for row in rows], [2, 2, 2, 2, 4, 4])
         self.assertEqual({one["size"] for one in rows[0]["operations"]}, set(matrix.ODD_SIZES))
         self.assertIn("4 connections over the other GPU (PXN)", rows[-1]["told"])
-        said = self.wrong("four-gpus,no-faults,no-pxn", "--parts", "faults,nodes", "--gdr", "dmabuf")
-        self.assertIn("wrong: no faults", said)
+        said = self.wrong("four-gpus,no-port-down,no-pxn", "--parts", "faults,nodes", "--gdr", "dmabuf")
+        self.assertIn("wrong: no port-down has happened", said)
         self.assertIn("wrong: no connection over the other GPU", said)
         self.assertIn("needs 4 GPUs", self.wrong("", "--parts", "nodes"))
 
