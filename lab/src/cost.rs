@@ -18,7 +18,6 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::nccl::library::{Identity, Source};
 use crate::nccl::release;
-use crate::pair::parent::{json_error, to_json};
 use crate::solo::{Endpoints, Path};
 use crate::system::{host, output, subprocess};
 use crate::transport::instance;
@@ -485,7 +484,7 @@ impl Side {
 /// [`crate::error::Error::Unreadable`] if a number has no JSON.
 pub(crate) fn json(reports: &[CaseReport]) -> Result<String> {
     let all = serde_json::json!({ "schema": "ferrite-cost/1", "tool": version::text(), "cases": reports });
-    serde_json::to_string_pretty(&all).map(|text| text + "\n").map_err(|e| json_error(&e))
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
 /// A table for each case, and one for each kind of connection.
@@ -607,7 +606,7 @@ impl CostRequest {
             fabric: fabric.clone(),
             silence: self.silence.as_secs(),
         };
-        let mut command = self.command(case, &to_json(&job)?);
+        let mut command = self.command(case, &serde_json::to_string(&job)?);
         verbs.apply(&mut command, &fabric);
         if std::env::var_os("NCCL_DEBUG").is_none() {
             command.env_remove("NCCL_DEBUG");
@@ -687,10 +686,10 @@ pub(crate) struct CostReport {
 /// Those of the transport; [`Error::Unreadable`] if the device's counts are not understood;
 /// [`Error::Data`] if a message is wrong.
 pub(crate) fn main(text: &str) -> Result<()> {
-    let job: CostJob = serde_json::from_str(text).map_err(|e| json_error(&e))?;
+    let job: CostJob = serde_json::from_str(text)?;
     host::raise_open_files();
     let report = job.perform()?;
-    output::write_stdout(&format!("{}\n", to_json(&report)?))
+    output::write_stdout(&format!("{}\n", serde_json::to_string(&report)?))
 }
 
 impl CostJob {

@@ -145,6 +145,12 @@ impl Error {
     }
 }
 
+impl From<serde_json::Error> for Error {
+    fn from(problem: serde_json::Error) -> Self {
+        Self::Unreadable(format!("not the JSON that was expected: {problem}"))
+    }
+}
+
 /// The name and meaning of an `ncclResult_t`.
 pub fn result_words(code: u32) -> &'static str {
     match code {

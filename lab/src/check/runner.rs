@@ -15,9 +15,8 @@ use crate::check::{context, points};
 use crate::error::{Error, Result};
 use crate::nccl::debug_log::ALL_INFO;
 use crate::nccl::library::Source;
-use crate::pair::parent::{Pair, WorkerMessage, json_error};
-use crate::pair::setting::Setting;
-use crate::pair::worker_ctx::WorkerCtx;
+use crate::pair::parent::{Pair, Setting};
+use crate::pair::worker_ctx::{WorkerCtx, WorkerMessage};
 use crate::system::output;
 use crate::verbs::Verbs;
 
@@ -171,7 +170,7 @@ impl CheckRequest {
         let mut results = [StepResult::nothing(), StepResult::nothing()];
         while let Some((rank, message)) = pair.next_message()? {
             if let WorkerMessage::Value { value } = message {
-                results[rank] = serde_json::from_value(value).map_err(|e| json_error(&e))?;
+                results[rank] = serde_json::from_value(value)?;
             }
         }
         pair.ended(LEAVING)?;

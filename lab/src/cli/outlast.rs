@@ -16,7 +16,6 @@ use crate::outlast::runner::OutlastRequest;
 use crate::outlast::scenario::{
     Fault, Ports, RETRIES, SCENARIOS, Scenario, Step, StreamPlan, parse_time,
 };
-use crate::pair::parent::json_error;
 use crate::system::dist::Dist;
 use crate::system::output;
 use crate::verbs::{Verbs, control_of};
@@ -209,9 +208,7 @@ impl Outlast {
                 let outcome = request.run(repetition)?;
                 output::write_stdout(&match format {
                     Format::Text => report::text(&outcome),
-                    Format::Json => {
-                        serde_json::to_string(&outcome).map_err(|e| json_error(&e))? + "\n"
-                    }
+                    Format::Json => serde_json::to_string(&outcome)? + "\n",
                 })?;
                 outcomes.push(outcome);
             }

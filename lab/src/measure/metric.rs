@@ -1,5 +1,7 @@
-//! The quantities that are measured: one table with everything that the rest of the program knows
-//! of each. A new metric is a new entry of this table, and the code that measures it.
+//! What a row of a comparison is about. The quantities are one table with everything that the rest
+//! of the program knows of each. A new metric is a new entry there, and the code that measures it.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -112,4 +114,78 @@ metrics! {
         rate: None,
         blocks: 4,
     };
+}
+
+/// One row of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// What.
+    pub metric: Metric,
+    /// Of messages of this size; 0 where there are none.
+    pub bytes: u64,
+    /// Who sends.
+    pub direction: Direction,
+    /// Messages in flight, or connections made at once.
+    pub depth: u32,
+}
+
+impl Key {
+    /// `bandwidth 1M 0->1`.
+    pub fn name(&self) -> String {
+        let name = self.metric.info().name;
+        match self.metric {
+            Metric::Latency => format!("{name} {}", size_text(self.bytes)),
+            Metric::MessageRate | Metric::Bandwidth => {
+                format!("{name} {} {}", size_text(self.bytes), self.direction)
+            }
+            Metric::SetupOne => name.into(),
+            Metric::SetupMany => format!("{} connections", self.depth),
+        }
+    }
+}
+
+/// A size as nccl-tests and perftest users write it: `8`, `4K`, `1M`.
+pub fn size_text(bytes: u64) -> String {
+    match bytes {
+        0 => "0".into(),
+        b if b.is_multiple_of(1 << 20) => format!("{}M", b >> 20),
+        b if b.is_multiple_of(1 << 10) => format!("{}K", b >> 10),
+        b => b.to_string(),
+    }
+}
+
+/// Who sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Rank 0 to rank 1.
+    Forward,
+    /// Rank 1 to rank 0.
+    Backward,
+    /// Both at once; a rate is the sum.
+    Both,
+}
+
+impl Direction {
+    /// Those that are measured.
+    pub const MEASURED: [Self; 2] = [Self::Forward, Self::Both];
+
+    /// Whether `rank` sends.
+    pub fn sends(self, rank: usize) -> bool {
+        match self {
+            Self::Forward => rank == 0,
+            Self::Backward => rank == 1,
+            Self::Both => true,
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "0->1",
+            Self::Backward => "1->0",
+            Self::Both => "both",
+        })
+    }
 }

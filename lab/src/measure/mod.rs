@@ -2,9 +2,9 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`metric`] | the quantities: a table with name, unit and blocks of each |
-//! | [`sample`] | what a row is about; medians and intervals that assume nothing of the distribution |
-//! | [`plan`] | the tasks of a pair of processes; who sends; contents that tell messages and offsets apart |
+//! | [`metric`] | what a row is about: the quantities, in a table with name, unit and blocks of each; who sends |
+//! | [`sample`] | medians and intervals that assume nothing of the distribution |
+//! | [`plan`] | the tasks of a pair of processes; contents that tell messages and offsets apart |
 //! | [`verify`] | comparing what arrived with what was sent |
 //! | `stream` | messages in flight, timed or with every byte checked; a connection each way with registered memory: what the measurements use |
 //! | [`turns`] | two transports that take turns in blocks |

@@ -1,12 +1,9 @@
 //! What a pair of workers is told to do.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::measure::metric::Metric;
-use crate::measure::sample::Key;
+use crate::measure::metric::{Direction, Key, Metric};
 use crate::nccl::library::Source;
 use crate::transport::buffer::Buffer;
 use crate::verbs::Verbs;
@@ -214,42 +211,6 @@ impl Scope {
         sizes.sort_unstable();
         sizes.dedup();
         vec![Task::Verify { sizes }]
-    }
-}
-
-/// Who sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// Rank 0 to rank 1.
-    Forward,
-    /// Rank 1 to rank 0.
-    Backward,
-    /// Both at once; a rate is the sum.
-    Both,
-}
-
-impl Direction {
-    /// Those that are measured.
-    pub const MEASURED: [Self; 2] = [Self::Forward, Self::Both];
-
-    /// Whether `rank` sends.
-    pub fn sends(self, rank: usize) -> bool {
-        match self {
-            Self::Forward => rank == 0,
-            Self::Backward => rank == 1,
-            Self::Both => true,
-        }
-    }
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Forward => "0->1",
-            Self::Backward => "1->0",
-            Self::Both => "both",
-        })
     }
 }
 

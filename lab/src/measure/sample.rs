@@ -1,47 +1,6 @@
-//! What a row of a comparison is about, and intervals that assume nothing of how values are spread.
+//! Medians, and intervals that assume nothing of how values are spread.
 
 use serde::{Deserialize, Serialize};
-
-use crate::measure::metric::Metric;
-use crate::measure::plan::Direction;
-
-/// One row of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Key {
-    /// What.
-    pub metric: Metric,
-    /// Of messages of this size; 0 where there are none.
-    pub bytes: u64,
-    /// Who sends.
-    pub direction: Direction,
-    /// Messages in flight, or connections made at once.
-    pub depth: u32,
-}
-
-impl Key {
-    /// `bandwidth 1M 0->1`.
-    pub fn name(&self) -> String {
-        let name = self.metric.info().name;
-        match self.metric {
-            Metric::Latency => format!("{name} {}", size_text(self.bytes)),
-            Metric::MessageRate | Metric::Bandwidth => {
-                format!("{name} {} {}", size_text(self.bytes), self.direction)
-            }
-            Metric::SetupOne => name.into(),
-            Metric::SetupMany => format!("{} connections", self.depth),
-        }
-    }
-}
-
-/// A size as nccl-tests and perftest users write it: `8`, `4K`, `1M`.
-pub fn size_text(bytes: u64) -> String {
-    match bytes {
-        0 => "0".into(),
-        b if b.is_multiple_of(1 << 20) => format!("{}M", b >> 20),
-        b if b.is_multiple_of(1 << 10) => format!("{}K", b >> 10),
-        b => b.to_string(),
-    }
-}
 
 /// A value in the middle, with the interval that covers the true one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

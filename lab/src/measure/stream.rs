@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::measure::plan::{DEPTH, Direction};
+use crate::measure::metric::Direction;
+use crate::measure::plan::DEPTH;
 use crate::measure::sample;
 use crate::pair::worker_ctx::{PeerConn, WorkerCtx};
 use crate::transport::buffer::Buffer;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::measure::metric::Metric;
+use crate::measure::metric::{Key, Metric};
 use crate::measure::plan::{DEPTH, word};
-use crate::measure::sample::{self, Key};
+use crate::measure::sample;
 use crate::measure::stream::{self, Bench};
 use crate::pair::worker_ctx::WorkerCtx;
 use crate::system::host;
@@ -261,7 +261,7 @@ impl Dice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::plan::Direction;
+    use crate::measure::metric::Direction;
 
     fn turns(order: &str, values: &[f64], disturbed: &[usize]) -> Turns {
         let key = Key { metric: Metric::Latency, bytes: 8, direction: Direction::Both, depth: 1 };

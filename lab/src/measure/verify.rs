@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::measure::plan::{DEPTH, Difference, Direction, ODD_SIZES, seed};
+use crate::measure::metric::Direction;
+use crate::measure::plan::{DEPTH, Difference, ODD_SIZES, seed};
 use crate::measure::stream::{Bench, Contents, Flow, GUARD, Running, TAG};
 use crate::measure::{plan, stream};
 use crate::pair::worker_ctx::WorkerCtx;

@@ -14,8 +14,8 @@ use crate::nccl::library::Source;
 use crate::outlast::report::{End, EndAt, Outcome, Received, Report};
 use crate::outlast::scenario::{Fault, OutlastJob, Ports, Step, StreamPlan};
 use crate::outlast::worker::{STREAM_ENDED, WORKER};
-use crate::pair::parent::{Pair, PairEvent, WorkerMessage, json_error};
-use crate::pair::setting::Setting;
+use crate::pair::parent::{Pair, PairEvent, Setting};
+use crate::pair::worker_ctx::WorkerMessage;
 use crate::system::host::Threads;
 use crate::verbs::Verbs;
 
@@ -203,9 +203,7 @@ impl OutlastRequest {
         let mut ready = [false; 2];
         while let Some((rank, message)) = run.pair.next_message()? {
             let WorkerMessage::Value { value } = message else { continue };
-            if let Report::Started { transport, device } =
-                serde_json::from_value(value).map_err(|e| json_error(&e))?
-            {
+            if let Report::Started { transport, device } = serde_json::from_value(value)? {
                 run.transport = transport;
                 run.devices[rank] = device;
                 ready[rank] = true;
@@ -283,7 +281,7 @@ impl Run {
         match event {
             PairEvent::Nothing => return Ok(false),
             PairEvent::Said(rank, WorkerMessage::Value { value }) => {
-                match serde_json::from_value(value).map_err(|e| json_error(&e))? {
+                match serde_json::from_value(value)? {
                     Report::Started { .. } => {}
                     Report::Progress(received) => self.received = received,
                     Report::Ended { end, received } => {

@@ -25,16 +25,11 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`setting`] | how a pair is started; [`run`]: the body of a test in both processes |
-//! | [`parent`] | [`Pair`](parent::Pair): both processes, as their parent sees them; one process of a pair, as its parent sees it; a process of a pair on another host: what starts it there, and what stands for it here; what a process sends to its parent |
-//! | [`worker_ctx`] | [`WorkerCtx`]: rank, parent and peer of a process of a pair, inside that process; memory that all pairs of a run use; [`PeerConn`]: a connection each way between the two processes |
+//! | [`parent`] | [`Setting`]: how a pair is started; [`Pair`](parent::Pair): both processes, as their parent sees them; a process on another host, and its stand-in here; [`run`]: the body of a test in both processes |
+//! | [`worker_ctx`] | [`WorkerCtx`]: a process of a pair as it sees itself, and its messages to its parent; memory that all pairs of a run use; [`PeerConn`]: a connection each way between the two processes |
 
 pub mod parent;
-pub mod setting;
 pub mod worker_ctx;
 
-pub use crate::pair::setting::PairPermit;
-pub use crate::pair::setting::run;
-pub use crate::pair::worker_ctx::PeerConn;
-pub use setting::Setting;
-pub use worker_ctx::WorkerCtx;
+pub use parent::{PairPermit, Setting, run};
+pub use worker_ctx::{PeerConn, WorkerCtx};

@@ -9,12 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::nccl::abi;
-use crate::pair::parent::{WorkerMessage, json_error, to_json};
 use crate::system::{host, output};
 use crate::transport::buffer::Buffer;
 use crate::transport::comm::{RecvComm, SendComm};
@@ -138,7 +138,7 @@ impl WorkerCtx {
     /// # Errors
     /// [`Error::Io`] if it is gone.
     pub fn send_message(&mut self, message: &WorkerMessage) -> Result<()> {
-        let mut line = to_json(message)?;
+        let mut line = serde_json::to_string(message)?;
         line.push('\n');
         self.control
             .get_mut()
@@ -159,7 +159,7 @@ impl WorkerCtx {
     /// # Errors
     /// As [`WorkerCtx::send_message`].
     pub fn report<T: Serialize>(&mut self, value: &T) -> Result<()> {
-        let value = serde_json::to_value(value).map_err(|e| json_error(&e))?;
+        let value = serde_json::to_value(value)?;
         self.send_message(&WorkerMessage::Value { value })
     }
 
@@ -172,7 +172,7 @@ impl WorkerCtx {
         self.control
             .read_line(&mut line)
             .map_err(|source| Error::io("the parent process is gone", source))?;
-        serde_json::from_str(&line).map_err(|e| json_error(&e))
+        Ok(serde_json::from_str(&line)?)
     }
 
     /// Sends bytes to the peer and receives as many from it.
@@ -263,6 +263,33 @@ impl WorkerCtx {
         }
         i32::from(outcome.is_err())
     }
+}
+
+/// A message from a worker process to its parent: one JSON object a line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum WorkerMessage {
+    /// It is about to do this.
+    Begin {
+        /// In words, for the progress line and for a report of a hang.
+        what: String,
+    },
+    /// It has this to report.
+    Value {
+        /// Whatever the two sides agreed upon.
+        value: Value,
+    },
+    /// It could not go on.
+    Failed {
+        /// Why.
+        message: String,
+        /// The reason lies with the peer, which has a better one.
+        peer_gone: bool,
+        /// The transport did the wrong thing, see [`Error::is_wrong`].
+        wrong: bool,
+    },
+    /// It is done.
+    Done,
 }
 
 /// The contents of [`WORKER_VARIABLE`].

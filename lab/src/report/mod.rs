@@ -15,7 +15,6 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::pair::parent::json_error;
 use crate::report::page::Part;
 use crate::results::record::Record;
 use crate::system::output;
@@ -38,7 +37,7 @@ fn write_files(
     raw: &impl Serialize,
     (title, page, picture): (&str, &[Part], String),
 ) -> Result<()> {
-    let raw = serde_json::to_string_pretty(raw).map_err(|e| json_error(&e))?;
+    let raw = serde_json::to_string_pretty(raw)?;
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
     let texts = [raw + "\n", picture, page::markdown(page), page::html(title, page)];

@@ -1,6 +1,15 @@
 //! A small record for the tests of the report.
 
+use crate::measure::sample::Estimate;
+use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
+
+/// Of twenty sets.
+pub(crate) fn judgement(finding: Finding, low: f64, high: f64) -> Judgement {
+    let ratio = Estimate { median: (low * high).sqrt(), low, high, coverage: 0.999 };
+    let within = Some(high.max(1.0 / low) - 1.0);
+    Judgement { ratio: Some(ratio), sets: 20, finding, within, visible: Some(0.04) }
+}
 
 /// Two sides that are the same, and a row of latency and one of bandwidth.
 pub(crate) fn sample_record() -> Record {

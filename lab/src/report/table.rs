@@ -3,8 +3,7 @@
 use crate::measure::metric::Better;
 use crate::measure::plan::Scope;
 use crate::measure::sample::Estimate;
-use crate::report::verdict::Named;
-use crate::results::judgement::Judgement;
+use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::{Record, Side, differing};
 use crate::results::rows::Row;
 
@@ -112,6 +111,50 @@ impl Table {
     }
 }
 
+/// A row or a group.
+pub(super) struct Named<'r> {
+    pub(super) name: String,
+    pub(super) better: Better,
+    pub(super) judgement: &'r Judgement,
+}
+
+impl<'r> Named<'r> {
+    pub(super) fn new((name, better): (String, Better), judgement: &'r Judgement) -> Self {
+        Self { name, better, judgement }
+    }
+
+    /// The statement: it follows from the interval, and names it.
+    pub(super) fn words(&self) -> String {
+        let Some((speed, slowest, fastest)) = self.judgement.speeds(self.better) else {
+            return "undecided: nothing was measured".into();
+        };
+        match (self.judgement.finding, self.judgement.within, self.judgement.visible) {
+            (Finding::Better | Finding::Worse, ..) => {
+                let (near, far) = if speed > 1.0 { (slowest, fastest) } else { (fastest, slowest) };
+                format!("{} [{} to {}]", change(speed), size(near), size(far))
+            }
+            (Finding::Same, Some(within), _) => format!("the same within {}", percent(within)),
+            (_, _, Some(visible)) => format!(
+                "undecided: {} to {}; visible from {}",
+                change(slowest),
+                change(fastest),
+                percent(visible)
+            ),
+            _ => "undecided: too little time".into(),
+        }
+    }
+}
+
+/// `4.0 % faster`, `2.1x slower`.
+pub(super) fn change(speed: f64) -> String {
+    format!("{} {}", size(speed), if speed >= 1.0 { "faster" } else { "slower" })
+}
+
+fn size(speed: f64) -> String {
+    let times = speed.max(1.0 / speed);
+    if times < 1.5 { percent(times - 1.0) } else { format!("{times:.1}x") }
+}
+
 /// Notes on the results.
 pub(crate) fn warnings(record: &Record) -> Vec<String> {
     let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
@@ -188,6 +231,7 @@ pub(crate) fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::sample_record::judgement;
 
     fn table() -> Table {
         Table {
@@ -218,5 +262,31 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+    }
+
+    #[test]
+    fn each_finding_has_its_statement_and_the_interval_in_it() {
+        let words = |better, finding, low, high| {
+            Named::new(("x".into(), better), &judgement(finding, low, high)).words()
+        };
+        use Better::{Higher, Lower};
+        use Finding::{Same, Undecided};
+        for (better, finding, low, high, expected) in [
+            (Lower, Finding::Better, 0.90, 0.95, "8.1 % faster [5.3 % to 11 %]"),
+            (Higher, Finding::Better, 1.9, 2.2, "2.0x faster [1.9x to 2.2x]"),
+            (Higher, Finding::Worse, 0.90, 0.95, "8.1 % slower [5.3 % to 11 %]"),
+            (Lower, Same, 0.99, 1.03, "the same within 3.0 %"),
+            (
+                Lower,
+                Undecided,
+                0.95,
+                1.12,
+                "undecided: 12 % slower to 5.3 % faster; visible from 4.0 %",
+            ),
+        ] {
+            assert_eq!(words(better, finding, low, high), expected);
+        }
+        let few = Judgement { visible: None, within: None, ..judgement(Undecided, 0.9, 1.0) };
+        assert_eq!(Named::new(("x".into(), Lower), &few).words(), "undecided: too little time");
     }
 }

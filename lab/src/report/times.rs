@@ -14,13 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::measure::metric::Better;
-use crate::measure::sample::{self, size_text};
+use crate::measure::metric::{Better, size_text};
+use crate::measure::sample;
 use crate::report::chart::{self, Bar};
 use crate::report::page::Part;
-use crate::report::table::{self, Column, Table};
-use crate::report::table::{number, percent};
-use crate::report::verdict::{Conclusion, Judged, Named};
+use crate::report::table::{self, Column, Named, Table, number, percent};
+use crate::report::verdict::{Conclusion, Judged};
 use crate::report::write_files;
 use crate::results::judgement::{self, Judgement, NOTHING};
 

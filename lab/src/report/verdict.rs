@@ -1,8 +1,8 @@
 //! What a run showed: in a line, in a line for each group, and as one of three conclusions.
 
-use crate::measure::metric::{Better, Metric};
-use crate::report::table::{host_of, percent};
-use crate::results::judgement::{Finding, Judgement};
+use crate::measure::metric::Metric;
+use crate::report::table::{Named, change, host_of, number, percent};
+use crate::results::judgement::Finding;
 use crate::results::record::{Record, Side};
 use crate::results::rows::{self, Group};
 use crate::verbs::Verbs;
@@ -57,7 +57,7 @@ pub(crate) fn first_screen(record: &Record) -> String {
     lines.push(format!("  {:<NAME$}{}", "data", data(record)));
     if record.sides.len() < 2 {
         lines.extend(record.rows.iter().map(|row| {
-            let value = row.a.map_or_else(|| "-".into(), super::table::number);
+            let value = row.a.map_or_else(|| "-".into(), number);
             format!("  {:<26}{value} {}", row.key.name(), row.unit)
         }));
     } else {
@@ -128,50 +128,6 @@ pub(crate) enum Conclusion {
     Worse,
     /// B is not found to be worse, and a difference that must not be missed could have been.
     Undecided,
-}
-
-/// A row or a group.
-pub(super) struct Named<'r> {
-    pub(super) name: String,
-    pub(super) better: Better,
-    pub(super) judgement: &'r Judgement,
-}
-
-impl<'r> Named<'r> {
-    pub(super) fn new((name, better): (String, Better), judgement: &'r Judgement) -> Self {
-        Self { name, better, judgement }
-    }
-
-    /// The statement: it follows from the interval, and names it.
-    pub(super) fn words(&self) -> String {
-        let Some((speed, slowest, fastest)) = self.judgement.speeds(self.better) else {
-            return "undecided: nothing was measured".into();
-        };
-        match (self.judgement.finding, self.judgement.within, self.judgement.visible) {
-            (Finding::Better | Finding::Worse, ..) => {
-                let (near, far) = if speed > 1.0 { (slowest, fastest) } else { (fastest, slowest) };
-                format!("{} [{} to {}]", change(speed), size(near), size(far))
-            }
-            (Finding::Same, Some(within), _) => format!("the same within {}", percent(within)),
-            (_, _, Some(visible)) => format!(
-                "undecided: {} to {}; visible from {}",
-                change(slowest),
-                change(fastest),
-                percent(visible)
-            ),
-            _ => "undecided: too little time".into(),
-        }
-    }
-}
-
-/// `4.0 % faster`, `2.1x slower`.
-fn change(speed: f64) -> String {
-    format!("{} {}", size(speed), if speed >= 1.0 { "faster" } else { "slower" })
-}
-
-fn size(speed: f64) -> String {
-    let times = speed.max(1.0 / speed);
-    if times < 1.5 { percent(times - 1.0) } else { format!("{times:.1}x") }
 }
 
 /// Rows and groups with their names.
@@ -269,45 +225,7 @@ impl Judged<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::sample::Estimate;
-    use crate::report::sample_record::sample_record;
-
-    fn judgement(finding: Finding, low: f64, high: f64) -> Judgement {
-        let ratio = Estimate { median: (low * high).sqrt(), low, high, coverage: 0.999 };
-        Judgement {
-            ratio: Some(ratio),
-            sets: 20,
-            finding,
-            within: Some(high.max(1.0 / low) - 1.0),
-            visible: Some(0.04),
-        }
-    }
-
-    #[test]
-    fn each_finding_has_its_statement_and_the_interval_in_it() {
-        let words = |better, finding, low, high| {
-            Named::new(("x".into(), better), &judgement(finding, low, high)).words()
-        };
-        use Better::{Higher, Lower};
-        use Finding::{Same, Undecided};
-        for (better, finding, low, high, expected) in [
-            (Lower, Finding::Better, 0.90, 0.95, "8.1 % faster [5.3 % to 11 %]"),
-            (Higher, Finding::Better, 1.9, 2.2, "2.0x faster [1.9x to 2.2x]"),
-            (Higher, Finding::Worse, 0.90, 0.95, "8.1 % slower [5.3 % to 11 %]"),
-            (Lower, Same, 0.99, 1.03, "the same within 3.0 %"),
-            (
-                Lower,
-                Undecided,
-                0.95,
-                1.12,
-                "undecided: 12 % slower to 5.3 % faster; visible from 4.0 %",
-            ),
-        ] {
-            assert_eq!(words(better, finding, low, high), expected);
-        }
-        let few = Judgement { visible: None, within: None, ..judgement(Undecided, 0.9, 1.0) };
-        assert_eq!(Named::new(("x".into(), Lower), &few).words(), "undecided: too little time");
-    }
+    use crate::report::sample_record::{judgement, sample_record};
 
     #[test]
     fn the_conclusion_follows_from_the_findings() {

@@ -130,8 +130,7 @@ fn looks() -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
     use crate::measure::metric::Metric;
-    use crate::measure::plan::Direction;
-    use crate::measure::sample::Key;
+    use crate::measure::metric::{Direction, Key};
     use crate::measure::turns::Turns;
     use crate::results::rows::{self, Set};
 

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::metric::Metric;
+use crate::measure::metric::{Key, Metric};
 use crate::measure::sample;
-use crate::measure::sample::Key;
 use crate::measure::turns::Turns;
 use crate::results::judgement::{self, CHANCE, Finding, Judgement};
 use crate::verbs::PortCounters;
@@ -133,7 +132,7 @@ pub fn disturbed(sets: &[Set]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::plan::Direction;
+    use crate::measure::metric::Direction;
 
     fn key(bytes: u64) -> Key {
         Key { metric: Metric::Bandwidth, bytes, direction: Direction::Forward, depth: 8 }

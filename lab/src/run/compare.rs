@@ -14,8 +14,8 @@ use nccl_net::inspect::version;
 
 use crate::cost::{Case, CaseReport, CostRequest};
 use crate::error::{Error, Result};
+use crate::measure::metric::Key;
 use crate::measure::plan::{Beside, Job, LARGEST, Scope, Task, word};
-use crate::measure::sample::Key;
 use crate::nccl::library::Source;
 use crate::nccl::{library, release};
 use crate::pair::worker_ctx::Pages;

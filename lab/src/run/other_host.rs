@@ -15,12 +15,10 @@ use crate::hosts;
 use crate::hosts::{Hello, LineConn, reach};
 use crate::measure::plan::Job;
 use crate::nccl::library::Source;
-use crate::pair::parent::{HostEnd, SocketsToHost, json_error};
-use crate::pair::setting::Setting;
+use crate::pair::parent::{HostEnd, Setting, SocketsToHost, WORKER};
 use crate::pair::worker_ctx::Pages;
 use crate::results::record;
 use crate::results::record::Machine;
-use crate::run::session::WORKER;
 use crate::system::output;
 use crate::verbs::{Verbs, new_fabric_name};
 
@@ -400,14 +398,14 @@ fn require_settable(variables: &[(String, String)]) -> Result<()> {
 
 /// The server's job with what this host has. B is the last of its sides.
 fn adapted(job: Value, source: &Source, part: &HostPart) -> Result<Value> {
-    let mut job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
+    let mut job: Job = serde_json::from_value(job)?;
     require_settable(&job.variables)?;
     if let (Some(beside), Some(b)) = (&mut job.beside, part.sources.last()) {
         require_settable(&beside.variables)?;
         beside.source = b.clone();
     }
     let job = Job { source: source.clone(), peer: None, verbs: part.verbs.clone(), ..job };
-    serde_json::to_value(job).map_err(|e| json_error(&e))
+    Ok(serde_json::to_value(job)?)
 }
 
 /// What a host tells of itself, in its first message. A field that an older or newer version of

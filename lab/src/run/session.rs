@@ -16,9 +16,8 @@ use crate::measure::verify::{Check, Stream};
 use crate::measure::{turns, verify};
 use crate::nccl::debug_log;
 use crate::nccl::library::{Identity, Library, Source};
-use crate::pair::parent::{Pair, STAND_IN, WorkerMessage, json_error};
-use crate::pair::setting::Setting;
-use crate::pair::worker_ctx::{Pages, WorkerCtx};
+use crate::pair::parent::{Pair, STAND_IN, Setting, WORKER};
+use crate::pair::worker_ctx::{Pages, WorkerCtx, WorkerMessage};
 use crate::results::record::LoadedTransport;
 use crate::run::other_host::OtherHost;
 use crate::system::{host, output};
@@ -106,16 +105,14 @@ impl Runner {
         while let Some((rank, message)) = pair.next_message()? {
             match message {
                 WorkerMessage::Begin { what } if rank == 0 => begin(&what),
-                WorkerMessage::Value { value } => {
-                    match serde_json::from_value(value).map_err(|e| json_error(&e))? {
-                        Report::Loaded { side, loaded: report } => {
-                            loaded[side.min(1)][rank] = Some(*report);
-                        }
-                        Report::Turns { turns: more } => turns.extend(more),
-                        Report::Checks { checks: more } => checks.extend(more),
-                        Report::PortCounters(report) => traffic.push(report),
+                WorkerMessage::Value { value } => match serde_json::from_value(value)? {
+                    Report::Loaded { side, loaded: report } => {
+                        loaded[side.min(1)][rank] = Some(*report);
                     }
-                }
+                    Report::Turns { turns: more } => turns.extend(more),
+                    Report::Checks { checks: more } => checks.extend(more),
+                    Report::PortCounters(report) => traffic.push(report),
+                },
                 _ => {}
             }
         }
@@ -157,9 +154,6 @@ impl Runner {
         Ok([zero, one])
     }
 }
-
-/// The hidden subcommand that makes a worker of this program.
-pub(crate) const WORKER: &str = "worker";
 
 /// The body of the hidden subcommand `worker`; the exit code.
 pub(crate) fn main() -> i32 {
