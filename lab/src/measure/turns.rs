@@ -16,7 +16,7 @@ use crate::measure::metric::{Key, Metric};
 use crate::measure::plan::{DEPTH, word};
 use crate::measure::sample;
 use crate::measure::stream::{self, Bench};
-use crate::pair::worker_ctx::WorkerCtx;
+use crate::pair::worker_ctx::{LABELS, WorkerCtx};
 use crate::system::host;
 use crate::transport::instance::Transport;
 
@@ -88,10 +88,8 @@ pub(crate) const START: Duration = Duration::from_millis(30);
 /// One of the transports in this process.
 #[derive(Debug)]
 pub(crate) struct Side<'t> {
-    pub(crate) label: u8,
     pub(crate) transport: &'t Transport,
     pub(crate) device: usize,
-    pub(crate) variables: &'t [(String, String)],
 }
 
 /// Measures `rows` over one set of connections; both processes call it. The results are on rank 0.
@@ -118,12 +116,10 @@ pub(crate) fn measure(
     }
     if rows.iter().any(|row| row.bytes > 0) {
         for place in places {
-            let Side { label, transport, device, variables } = &sides[place];
-            worker.show_side(*label)?;
+            let Side { transport, device } = &sides[place];
+            worker.enter_side(place)?;
             for memory in &memory {
-                benches[place].push(host::with_variables(variables, || {
-                    Bench::over(worker, transport, *device, memory)
-                })?);
+                benches[place].push(Bench::over(worker, transport, *device, memory)?);
             }
         }
         thread::sleep(START);
@@ -134,8 +130,8 @@ pub(crate) fn measure(
         all.extend(row(worker, sides, &benches, (*key, rounds), &mut dice)?);
     }
     worker.begin("closing")?;
-    for (side, benches) in sides.iter().zip(benches) {
-        worker.show_side(side.label)?;
+    for (place, benches) in benches.into_iter().enumerate() {
+        worker.enter_side(place)?;
         benches.into_iter().try_for_each(Bench::close)?;
     }
     Ok(all)
@@ -150,7 +146,7 @@ fn row(
     dice: &mut Dice,
 ) -> Result<Option<Turns>> {
     let one = |worker: &mut WorkerCtx, place: usize, count: u64| {
-        worker.show_side(sides[place].label)?;
+        worker.enter_side(place)?;
         block(worker, &sides[place], &benches[place], key, count)
     };
     let mut places: Vec<usize> = (0..sides.len()).collect();
@@ -191,7 +187,7 @@ fn row(
                 let switches = host::involuntary_switches();
                 values.push(one(worker, place, count)?);
                 mine.push(u8::from(host::involuntary_switches() != switches));
-                order.push(char::from(sides[place].label));
+                order.push(char::from(LABELS[place]));
             }
         }
         if host::stolen_ticks(worker.cpu()) != stolen {
@@ -221,9 +217,7 @@ fn block(
     count: u64,
 ) -> Result<f64> {
     let set_up = |worker: &mut WorkerCtx, counts| {
-        host::with_variables(side.variables, || {
-            stream::set_up(worker, side.transport, side.device, counts)
-        })
+        stream::set_up(worker, side.transport, side.device, counts)
     };
     match key.metric {
         Metric::Latency => stream::half_round_trip(worker, &benches[0], key.bytes as usize, count),

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::nccl::abi;
+use crate::system::environments::Environments;
 use crate::system::{host, output};
 use crate::transport::buffer::Buffer;
 use crate::transport::comm::{RecvComm, SendComm};
@@ -22,6 +23,9 @@ use crate::transport::deadline::Deadline;
 use crate::transport::instance::Transport;
 use crate::transport::listener;
 use crate::transport::listener::Handle;
+
+/// What the sides are called, by their places.
+pub(crate) const LABELS: [u8; 2] = *b"AB";
 
 /// The exit code of a worker process that could not start.
 const NOT_STARTED: i32 = 2;
@@ -39,6 +43,7 @@ pub struct WorkerCtx {
     /// Or a TCP socket, where the peer is on another host: what is called here does for both.
     peer: UnixStream,
     pages: Option<PageAllocator>,
+    environments: Option<Environments>,
 }
 
 impl WorkerCtx {
@@ -85,6 +90,7 @@ impl WorkerCtx {
             control,
             peer,
             pages,
+            environments: None,
         }))
     }
 
@@ -107,13 +113,27 @@ impl WorkerCtx {
         self.pages.as_mut().map_or_else(|| Buffer::new(len), |pages| pages.buffer(len))
     }
 
-    /// Shows the parent which side this process calls now, in memory that it reads if this process
-    /// fails: no system call, since blocks are timed between two of these.
+    /// Gives each side its own variables. To be called before the first transport is loaded, so
+    /// while this process has one thread.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if a variable has a zero byte.
+    pub(crate) fn separate(&mut self, variables: [&[(String, String)]; 2]) -> Result<()> {
+        self.environments = Some(Environments::new(&variables)?);
+        Ok(())
+    }
+
+    /// To be called before the functions of a side: the environment becomes that of this side, and
+    /// the parent sees which one it is if this process fails. No system call, since blocks are
+    /// timed between two of these.
     ///
     /// # Errors
     /// [`Error::Misuse`] never.
-    pub fn show_side(&mut self, label: u8) -> Result<()> {
-        self.pages.as_ref().map_or(Ok(()), |pages| pages.board.write(0, &[label]))
+    pub(crate) fn enter_side(&mut self, place: usize) -> Result<()> {
+        if let Some(environments) = &mut self.environments {
+            environments.enter(place);
+        }
+        self.pages.as_ref().map_or(Ok(()), |pages| pages.board.write(0, &[LABELS[place]]))
     }
 
     /// A deadline for one step that polls, a little shorter than the pair's limit of silence: so

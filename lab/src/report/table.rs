@@ -162,7 +162,26 @@ pub(crate) fn warnings(record: &Record) -> Vec<String> {
         let all = record.machine.cpus;
         format!("note: other work kept {busy:.1} of {all} CPUs busy when the run began")
     });
-    [different_variables(record), busy].into_iter().flatten().collect()
+    [different_variables(record), busy, disturbed_side(record)].into_iter().flatten().collect()
+}
+
+/// Whether one side was disturbed much more often than the other: by its own threads, perhaps.
+/// What they cost is left out with the blocks.
+fn disturbed_side(record: &Record) -> Option<String> {
+    let [a, b] = &record.sides[..] else { return None };
+    let (more, less) = if a.blocks.part() > b.blocks.part() { (a, b) } else { (b, a) };
+    let (high, low) = (more.blocks.part(), less.blocks.part());
+    (high > 0.02 + 1.5 * low).then(|| {
+        format!(
+            "note: the kernel took a processor away in {} of the blocks of {}, and in {} of those \
+             of {}. Threads of {} may have needed it; their time is left out (see --no-pin)",
+            percent(high),
+            more.label,
+            percent(low),
+            less.label,
+            more.label
+        )
+    })
 }
 
 /// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
@@ -231,7 +250,24 @@ pub(crate) fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample_record::judgement;
+    use crate::report::sample_record::{judgement, sample_record};
+    use crate::results::rows::Blocks;
+
+    #[test]
+    fn a_side_that_is_disturbed_more_often_is_named() {
+        let mut record = sample_record();
+        let mut blocks = |a, b| {
+            for (side, disturbed) in record.sides.iter_mut().zip([a, b]) {
+                side.blocks = Blocks { all: 1000, disturbed };
+            }
+            warnings(&record)
+        };
+        assert!(blocks(60, 80).is_empty() && blocks(0, 15).is_empty());
+        let found = blocks(40, 120);
+        assert!(found[0].contains("in 12 % of the blocks of B, and in 4.0 % of those of A"));
+        let found = blocks(120, 40);
+        assert!(found[0].contains("in 12 % of the blocks of A"), "{found:?}");
+    }
 
     fn table() -> Table {
         Table {

@@ -4,7 +4,7 @@ use crate::measure::metric::Metric;
 use crate::report::table::{Named, change, host_of, number, percent};
 use crate::results::judgement::Finding;
 use crate::results::record::{Record, Side};
-use crate::results::rows::{self, Group};
+use crate::results::rows::Group;
 use crate::verbs::Verbs;
 
 /// Draws the conclusion from B against A.
@@ -91,10 +91,12 @@ fn place(record: &Record) -> String {
 /// What was checked and measured.
 pub(super) fn data(record: &Record) -> String {
     let checked: u64 = record.sides.iter().map(|side| side.checked()).sum();
-    let disturbed = rows::disturbed(&record.sets);
-    let disturbed = match disturbed {
-        part if part < 0.005 => String::new(),
-        part => format!("; {:.0} % disturbed", part * 100.0),
+    let parts = record.sides.iter().map(|side| (&side.label, side.blocks.part()));
+    let disturbed = if parts.clone().all(|(_, part)| part < 0.005) {
+        String::new()
+    } else {
+        let parts = parts.map(|(label, part)| format!("{label} {:.0} %", part * 100.0));
+        format!("; disturbed: {}", parts.collect::<Vec<_>>().join(", "))
     };
     format!(
         "{checked} messages right; {} sets, {:.0} s{disturbed}",
@@ -226,6 +228,7 @@ impl Judged<'_> {
 mod tests {
     use super::*;
     use crate::report::sample_record::{judgement, sample_record};
+    use crate::results::rows::Blocks;
 
     #[test]
     fn the_conclusion_follows_from_the_findings() {
@@ -287,6 +290,8 @@ mod tests {
     #[test]
     fn the_first_screen_has_the_verdict_first_and_fits() {
         let mut record = sample_record();
+        record.sides[1].blocks = Blocks { all: 100, disturbed: 6 };
+        assert!(first_screen(&record).contains("; disturbed: A 0 %, B 6 %\n"));
         record.sides[1].version = Some("1".repeat(200));
         let screen = first_screen(&record);
         assert!(screen.starts_with(&verdict(&record)), "{screen}");

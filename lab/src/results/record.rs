@@ -12,7 +12,7 @@ use crate::measure::plan::Scope;
 use crate::measure::verify::Check;
 use crate::nccl::library::{Identity, Source};
 use crate::nccl::release;
-use crate::results::rows::{Group, Row, Set};
+use crate::results::rows::{Blocks, Group, Row, Set};
 use crate::transport::instance::Properties;
 use crate::verbs::Verbs;
 
@@ -89,6 +89,9 @@ pub struct Side {
     pub init_ms: f64,
     /// The verification pass, both ranks.
     pub checks: Vec<Check>,
+    /// How many blocks of messages were measured, and how many of them were disturbed.
+    #[serde(default)]
+    pub blocks: Blocks,
 }
 
 impl Side {
@@ -117,6 +120,7 @@ impl Side {
             load_ms: zero.load_ms,
             init_ms: zero.init_ms,
             checks,
+            blocks: Blocks::default(),
         })
     }
 

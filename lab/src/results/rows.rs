@@ -122,11 +122,32 @@ fn together(keys: &[Key], set: &Set) -> Option<f64> {
     Some(logs?.iter().sum::<f64>() / keys.len() as f64)
 }
 
-/// Which part of all blocks of messages was disturbed. Set-ups wait for threads by themselves.
-pub fn disturbed(sets: &[Set]) -> f64 {
-    let turns = || sets.iter().flat_map(|set| &set.turns).filter(|turns| turns.key.bytes > 0);
-    let blocks = || turns().flat_map(|turns: &Turns| &turns.disturbed);
-    blocks().filter(|disturbed| **disturbed).count() as f64 / blocks().count().max(1) as f64
+/// Blocks of messages of a side.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// All that were measured.
+    pub all: usize,
+    /// Those in which the kernel took a processor away, at either end. A side's own threads may
+    /// need it, or another program.
+    pub disturbed: usize,
+}
+
+impl Blocks {
+    /// Those of `side` in these sets. Set-ups wait for threads by themselves, and do not count.
+    pub fn of(side: u8, sets: &[Set]) -> Self {
+        let turns = sets.iter().flat_map(|set| &set.turns).filter(|turns| turns.key.bytes > 0);
+        let blocks = turns.flat_map(|turns: &Turns| turns.order.bytes().zip(&turns.disturbed));
+        let blocks = blocks.filter(|(letter, _)| *letter == side);
+        blocks.fold(Self::default(), |count, (_, disturbed)| Self {
+            all: count.all + 1,
+            disturbed: count.disturbed + usize::from(*disturbed),
+        })
+    }
+
+    /// The disturbed part.
+    pub fn part(self) -> f64 {
+        self.disturbed as f64 / self.all.max(1) as f64
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +189,9 @@ mod tests {
         let middle = groups[0].judgement.ratio.expect("sets").median;
         assert!((middle - 1.05).abs() < 0.01, "{middle}");
         assert!(is_known(&groups[0]));
-        assert_eq!(disturbed(&sets), 0.25);
+        // The last block of `ABBA` is disturbed.
+        assert_eq!(Blocks::of(b'A', &sets), Blocks { all: 160, disturbed: 80 });
+        assert_eq!(Blocks::of(b'B', &sets), Blocks { all: 160, disturbed: 0 });
     }
 
     #[test]

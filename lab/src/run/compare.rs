@@ -18,12 +18,12 @@ use crate::measure::metric::Key;
 use crate::measure::plan::{Beside, Job, LARGEST, Scope, Task, word};
 use crate::nccl::library::Source;
 use crate::nccl::{library, release};
-use crate::pair::worker_ctx::Pages;
+use crate::pair::worker_ctx::{LABELS, Pages};
 use crate::report::verdict;
 use crate::results::judgement;
 use crate::results::record;
 use crate::results::record::{Machine, Record, SCHEMA, Side};
-use crate::results::rows::{self, Group, Set};
+use crate::results::rows::{self, Blocks, Group, Set};
 use crate::run::session::{Progress, Runner, Session};
 use crate::system::output;
 use crate::verbs::{Verbs, control_of};
@@ -75,7 +75,10 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<(Record, 
         Ok((sides, costs, measured))
     });
     progress.finish();
-    let (sides, costs, (sets, problem)) = outcome?;
+    let (mut sides, costs, (sets, problem)) = outcome?;
+    for (side, label) in sides.iter_mut().zip(LABELS) {
+        side.blocks = Blocks::of(label, &sets);
+    }
     let is_interrupted = output::received() || matches!(problem, Some(Error::Interrupted));
     if problem.is_none() || is_interrupted {
         sides.iter().try_for_each(require_same_file)?;

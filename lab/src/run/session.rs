@@ -84,7 +84,7 @@ impl Runner {
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
-        // If one process has both sides, each side's variables are set during its own calls.
+        // If one process has both sides, each side has an environment of its own there.
         let variables: &[(String, String)] =
             if job.beside.is_none() { &job.variables } else { &[] };
         let setting =
@@ -163,20 +163,19 @@ pub(crate) fn main() -> i32 {
 fn work(worker: &mut WorkerCtx) -> Result<()> {
     let job: Job = worker.receive_job()?;
     let mut opened: Vec<Opened> = Vec::new();
+    if let Some(beside) = &job.beside {
+        worker.separate([&job.variables, &beside.variables])?;
+    }
     let is_b_first = job.beside.as_ref().is_some_and(|beside| beside.is_first);
     let places = if is_b_first { &[1, 0][..] } else { &[0, 1] };
     for place in places.iter().copied().take(1 + usize::from(job.beside.is_some())) {
-        let (source, variables) = match job.beside.as_ref().filter(|_| place == 1) {
-            Some(beside) => (&beside.source, &beside.variables),
-            None => (job.source_of(worker.rank()), &job.variables),
+        let source = match job.beside.as_ref().filter(|_| place == 1) {
+            Some(beside) => &beside.source,
+            None => job.source_of(worker.rank()),
         };
-        worker.show_side(LABELS[place])?;
-        let before = opened.iter().find(|opened| is_same_plugin(&opened.source, source));
-        let is_copy = before.is_some();
-        let side = host::with_variables(variables, || {
-            Opened::new(worker, &job, source, (place, is_copy))
-        })?;
-        opened.push(side);
+        worker.enter_side(place)?;
+        let is_copy = opened.iter().any(|opened| is_same_plugin(&opened.source, source));
+        opened.push(Opened::new(worker, &job, source, (place, is_copy))?);
     }
     opened.sort_by_key(|opened| opened.place);
     let device = |opened: &Opened| opened.loaded.devices[opened.loaded.device].clone();
@@ -191,9 +190,6 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     }
     worker.barrier()
 }
-
-/// What the sides are called.
-const LABELS: [u8; 2] = *b"AB";
 
 /// A transport of this process, ready.
 struct Opened {
@@ -265,16 +261,9 @@ fn perform(worker: &mut WorkerCtx, opened: &[Opened], job: &Job) -> Result<()> {
         worker.begin(task.words())?;
         match task {
             Task::Turns { rows, seed, rounds } => {
-                let variables =
-                    [&job.variables[..], job.beside.as_ref().map_or(&[], |b| &b.variables)];
-                let sides: Vec<Side<'_>> = opened
-                    .iter()
-                    .map(|Opened { place, transport, loaded, .. }| Side {
-                        label: LABELS[*place],
-                        transport,
-                        device: loaded.device,
-                        variables: variables[*place],
-                    })
+                let sides = opened.iter();
+                let sides: Vec<Side<'_>> = sides
+                    .map(|one| Side { transport: &one.transport, device: one.loaded.device })
                     .collect();
                 let streams = job.streams.max(1) as usize;
                 let turns = turns::measure(worker, &sides, rows, (*seed, *rounds, streams))?;

@@ -153,27 +153,6 @@ pub fn stolen_ticks(cpu: Option<usize>) -> Option<u64> {
     lines.find_map(|mut words| (words.next()? == name).then(|| words.nth(7)?.parse().ok())?)
 }
 
-/// Does `work` with these variables in the environment of this process, and puts back what it had.
-pub fn with_variables<T>(variables: &[(String, String)], work: impl FnOnce() -> T) -> T {
-    let before: Vec<_> = variables.iter().map(|(name, _)| std::env::var_os(name)).collect();
-    for (name, value) in variables {
-        // SAFETY: a worker process of the lab: its own code runs in this thread alone. Threads of
-        // transports read their variables when they start, which `work` is.
-        unsafe { std::env::set_var(name, value) };
-    }
-    let done = work();
-    for ((name, _), before) in variables.iter().zip(before) {
-        // SAFETY: as above.
-        unsafe {
-            match before {
-                Some(value) => std::env::set_var(name, value),
-                None => std::env::remove_var(name),
-            }
-        }
-    }
-    done
-}
-
 /// Ticks of work, and of everything, since the machine started: `cpu user nice system idle iowait
 /// irq softirq steal …`.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {

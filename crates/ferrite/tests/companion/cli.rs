@@ -274,6 +274,18 @@ fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
     assert!(!stdout.contains("WORSE") && !stdout.contains("BETTER"), "{stdout}");
 }
 
+/// A transport may read a variable for the first time when it sends.
+#[test]
+fn a_variable_of_one_side_is_there_in_each_call_of_this_side_and_in_no_other() {
+    let (plugin, report) = (loopback(), Scratch::new());
+    let mut arguments = vec!["compare", "--against", text(&plugin), "--plugin", text(&plugin)];
+    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
+    arguments.extend(["--set-a", "LOOPBACK_SIDE=a", "--set-b", "LOOPBACK_SIDE=b"]);
+    arguments.extend(["--seconds", "3", "--report", text(&report)]);
+    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    assert!(code == 0 || code == 3, "{stdout}{stderr}");
+}
+
 /// What goes wrong with one side is told with its name, and with what was measured until then.
 #[test]
 fn the_side_that_fails_is_named() {
