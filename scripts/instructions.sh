@@ -135,7 +135,7 @@ ns() {
     # Words.
     # shellcheck disable=SC2046
     "$dist/bin/ferrite" solo $(source_of "$1") --softrnic "$dist/softrnic" --messages 100 "$2" 1000 |
-        sed -n 's/.*, \([0-9.]*\) ns per .* in vain.*/\1/p'
+        sed -n 's/.*, \([0-9.]*\) ns per .* without effect.*/\1/p'
 }
 
 # least OLD NEW: the lesser number.

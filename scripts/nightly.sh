@@ -212,6 +212,16 @@ two_hosts() {
     done
 }
 
+# Reports in a browser: one of `compare`, one of `ab`, and one that is committed.
+reports() {
+    local folder=target/reports code=0
+    ! may_install || command -v chromium-headless-shell >/dev/null || install_packages chromium-headless-shell fonts-dejavu-core
+    ferrite compare --seconds 15 --report "$folder/compare" || code=$?
+    [[ $code =~ ^[013]$ ]] || return 1
+    ferrite judge lab/tests/fixtures/times.json --report "$folder/ab" || return 1
+    scripts/browser.py "$folder"/*/report.html lab/tests/fixtures/comparison/report.html
+}
+
 # -- all of them --
 
 # steps DO: calls DO TITLE COMMAND... of each.
@@ -229,6 +239,8 @@ steps() {
     "$1" "small changes of the protocol" changes
     "$1" "instructions per message, beside NCCL's" instructions
     "$1" "NCCL's contract" contract
+    "$1" "reports in a browser" or_skipped reports
+    "$1" "UCCL's plugin as a side of the comparison" or_skipped scripts/uccl.sh
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
     "$1" "the contract, and faults, on devices that do what some cards and kernels do otherwise" variants
     "$1" "processes, paths and cards held up at random, and what the hang report says of them" injections

@@ -575,7 +575,7 @@ pub(crate) struct CostRequest {
 }
 
 impl CostRequest {
-    /// Counts; `begin` hears what comes next.
+    /// Counts; `begin` gets what comes next.
     ///
     /// # Errors
     /// [`Error::Worker`] if a transport cannot be tried, or does the wrong thing;

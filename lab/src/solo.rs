@@ -162,10 +162,10 @@ impl Job {
 }
 
 // Messages from this process to itself, in rounds of a fixed order: all receives, all sends, the
-// tests of the sends, the tests of the receives. Before the receives and behind them, calls in vain
-// if they are wanted.
+// tests of the sends, the tests of the receives. On request, calls without effect come before and
+// behind the receives.
 
-/// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls in vain, and checks the
+/// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls without effect. Checks the
 /// messages of the last round.
 fn run(
     endpoints: &Endpoints,
@@ -199,7 +199,7 @@ fn run(
     for (what, calls, least) in [("isend", in_vain.sends, sends), ("test", in_vain.tests, tests)] {
         if calls > 0 {
             line += &format!(
-                ", {:.2} ns per {what} in vain",
+                ", {:.2} ns per {what} without effect",
                 least.as_secs_f64() * 1e9 / f64::from(calls)
             );
         }
@@ -217,7 +217,7 @@ pub(crate) struct Path<'w> {
     stride: usize,
     depth: usize,
     in_vain: InVain,
-    /// The least time that the sends and the tests in vain of a round have taken.
+    /// The least time that the sends and the tests without effect of a round have taken.
     least: [Duration; 2],
     deadline: Deadline,
 }

@@ -225,7 +225,7 @@ impl Common {
             log::warn!("there is one CPU only: two polling processes share it, times mean little");
         }
         let (record, problem) = compare::run(request, &runner)?;
-        // Each is told whether or not the other can be written.
+        // Each is written even if the other cannot be.
         if let Some(words) = table::different_variables(&record) {
             output::write_stderr(format_args!("{words}"));
         }

@@ -24,7 +24,7 @@ pub(super) struct Judge {
 impl Judge {
     pub(super) fn run(self) -> Result<Exit> {
         let judged = Times::read(&self.file)?.judged(f64::from(self.find) / 100.0);
-        // Each is told whether or not the other can be written.
+        // Each is written even if the other cannot be.
         let printed = output::write_stdout(&format!("{}\n", judged.summary()));
         judged.write(&self.report)?;
         printed?;

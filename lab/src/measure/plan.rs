@@ -1,4 +1,4 @@
-//! What a pair of workers is told to do.
+//! The orders to a pair of workers.
 
 use serde::{Deserialize, Serialize};
 

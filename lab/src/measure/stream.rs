@@ -53,7 +53,7 @@ impl Flow {
     }
 }
 
-/// What to do with the contents. Does nothing unless told otherwise.
+/// What to do with the contents. By default nothing.
 pub(crate) trait Contents {
     /// Message `index` will be sent from `offset`.
     ///

@@ -315,7 +315,7 @@ pub fn merged(checks: &[Check]) -> Vec<Check> {
     merged
 }
 
-/// Messages of a stream, unless told otherwise.
+/// Messages of a stream, by default.
 const USUAL: u64 = 3 * DEPTH as u64;
 /// Most bytes of such a stream.
 const USUAL_BYTES: u64 = 40 << 20;

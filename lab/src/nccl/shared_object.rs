@@ -47,7 +47,7 @@ impl SharedObject {
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // For a file of another processor, the loader says that there is no such file.
-            let words = loader_words();
+            let words = missing_runtime(path, &loader_words());
             let reason = host::obstacle(path).ok().flatten().unwrap_or(words);
             return Err(Error::Load { path: path.into(), reason });
         }
@@ -231,6 +231,17 @@ fn loader_words() -> String {
 
 /// A parsed 64-bit ELF file; its parts are read as they are needed.
 type Elf<'file> = ElfFile64<'file, object::Endianness, &'file ReadCache<File>>;
+
+/// The loader's words without the path, which the error names, and what helps if the CUDA runtime is
+/// missing: some plugins expect that the application has loaded it.
+fn missing_runtime(path: &Path, words: &str) -> String {
+    let words = words.strip_prefix(&format!("{}: ", path.display())).unwrap_or(words);
+    let symbol = words.split("undefined symbol: cuda").nth(1);
+    let is_runtime = symbol.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+    let help = "; it expects the CUDA runtime in its process: set LD_PRELOAD=/PATH/libcudart.so.12 \
+                (package nvidia-cuda-runtime-cu12)";
+    format!("{words}{}", if is_runtime { help } else { "" })
+}
 
 /// Opens and parses the file at `path`, and passes it to `look`.
 fn with_file<T>(path: &Path, look: impl FnOnce(&Elf<'_>) -> Result<T>) -> Result<T> {

@@ -130,7 +130,7 @@ fn cell(outcomes: &[&Outcome]) -> String {
 fn kind(outcome: &Outcome) -> String {
     let [sender, receiver] = &outcome.ends;
     let ends = match (&sender.end, &receiver.end) {
-        (End::Finished, End::Finished) => "goes on".into(),
+        (End::Finished, End::Finished) => "continues".into(),
         (sender, receiver) => {
             format!("sender {}, receiver {}", end_word(sender), end_word(receiver))
         }
@@ -305,7 +305,7 @@ pub(crate) struct Outcome {
     /// As the transport's log tells, of the end that tells more; none for a transport whose words
     /// are not known.
     pub(crate) recoveries: Option<u64>,
-    /// The same for failures that the transport went on after.
+    /// The same for failures after which the transport continued.
     pub(crate) failures: Option<u64>,
     /// How long it all took; s.
     pub(crate) seconds: f64,
@@ -366,7 +366,7 @@ mod tests {
             page.starts_with("| scenario | A | B |\n|---|---|---|\n| `late-write`: two ports; "),
             "{page}"
         );
-        let cells = "| 2/3: goes on, gap 3 to 8 ms; 1/3: **WRONG BYTES**, goes on, 5 B wrong, gap 1 ms \
+        let cells = "| 2/3: continues, gap 3 to 8 ms; 1/3: **WRONG BYTES**, continues, 5 B wrong, gap 1 ms \
                      | sender error 6, receiver error 6, after 700 ms |\n";
         assert!(page.ends_with(cells), "{page}");
     }
@@ -375,7 +375,7 @@ mod tests {
     fn a_script_of_ones_own_is_a_row_with_its_name() {
         let named =
             Outcome { scenario: "down for 5 s".into(), ..outcome("A", End::Finished, 0, 3.2) };
-        assert!(table(&[named]).ends_with("\n| down for 5 s | goes on, gap 3 ms |\n"));
+        assert!(table(&[named]).ends_with("\n| down for 5 s | continues, gap 3 ms |\n"));
     }
 
     #[test]

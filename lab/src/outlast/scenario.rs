@@ -389,7 +389,7 @@ pub(super) enum Script {
 /// what ends it.
 type Kind = (&'static str, u64, Option<&'static str>);
 
-/// Faults after which a connection can go on.
+/// Faults after which a connection can continue.
 const KINDS: &[Kind] = &[
     ("port {}/1 down", 400, Some("port {}/1 up")),
     ("drop device={} attempts=all", 600, Some("clear")),
@@ -495,7 +495,7 @@ pub(crate) enum Fault {
     Change(Vec<String>),
     /// The process of this rank is killed.
     Kill(usize),
-    /// The process of this rank is stopped, or goes on if it was.
+    /// The process of this rank is stopped, or resumes if it was.
     Stop(usize),
     Continue(usize),
     /// The TCP connection of the connection's set-up, in the receiver's process.

@@ -724,7 +724,7 @@ impl HostEnd {
                 Ok(Event::Said(None)) => self.ended(),
                 Ok(Event::Job(job)) => match adapt(job) {
                     Ok(job) => {
-                        // A process that is gone has closed its socket, which is told.
+                        // A process that is gone has closed its socket: that is reported.
                         self.child
                             .control
                             .write_all(format!("{}\n", serde_json::to_string(&job)?).as_bytes())
@@ -739,7 +739,7 @@ impl HostEnd {
                 Err(RecvTimeoutError::Timeout) => continue,
             };
             let is_last = matches!(heard, Heard::Ended { .. });
-            // What cannot be sent, for its length, is told instead; the other host may be gone,
+            // An error replaces what is too long to send. The other host may be gone,
             // which is seen as the end of the stream.
             if let Err(why) = control.send(&heard, SEND_LIMIT) {
                 let heard = Heard::Ended { failure: Some(why), log: Vec::new() };

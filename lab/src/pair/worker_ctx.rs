@@ -105,7 +105,7 @@ impl WorkerCtx {
     }
 
     /// Memory for a transport to work on, in the pages that all pairs of a run use, if there are
-    /// such; fresh else.
+    /// any; otherwise fresh.
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no memory left.
@@ -299,7 +299,7 @@ pub enum WorkerMessage {
         /// Whatever the two sides agreed upon.
         value: Value,
     },
-    /// It could not go on.
+    /// It cannot continue.
     Failed {
         /// Why.
         message: String,

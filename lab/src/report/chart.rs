@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use crate::results::judgement::{Finding, Judgement};
 
-const WIDTH: f64 = 860.0;
-const LEFT: f64 = 250.0;
-const RIGHT: f64 = WIDTH - 230.0;
+const WIDTH: f64 = 920.0;
+const LEFT: f64 = 200.0;
+const RIGHT: f64 = WIDTH - 325.0;
 const LINE: f64 = 24.0;
 /// Letters of 13 pixels that fit into the picture.
 const LETTERS: usize = 110;

@@ -100,8 +100,8 @@ pub(super) fn page(record: &Record) -> Vec<Part> {
 fn reading(record: &Record) -> [String; 2] {
     [
         format!(
-            "Both sides ran in the same two processes and took turns: blocks of about a millisecond, A B B A or B A A B by chance, in the \
-             same memory{}. A set is a fresh pair of processes with fresh connections. Its ratio B/A is the median over pairs of \
+            "Both sides ran in the same two processes, in the same memory{}. They took turns: blocks of about a millisecond, A B B A or \
+             B A A B by chance. A set is a fresh pair of processes with fresh connections. Its ratio B/A is the median over pairs of \
              neighbouring blocks; pairs in which the kernel took a processor away are left out. B/A is the Hodges-Lehmann estimate over \
              the sets, [..] the interval of Wilcoxon's signed ranks. A group is the geometric mean of its rows.",
             over_connections(&record.scope)
@@ -109,7 +109,7 @@ fn reading(record: &Record) -> [String; 2] {
         format!(
             "B is faster or slower where the interval lies beyond {} on one side of 1. The same within X: the interval reaches no further \
              than X, and X is {} or less. Undecided: it reaches further; a difference of the size that is named as visible is found in \
-             four of five runs. If A and B do not differ, anything of a run is said to differ with a chance of {:.1} %.",
+             four of five runs. If A and B do not differ, the chance that a run reports any difference is {:.1} %.",
             percent(NOTHING),
             percent(record.scope.find()),
             CHANCE * 100.0

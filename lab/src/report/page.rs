@@ -30,9 +30,12 @@ pub(super) fn markdown(parts: &[Part]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join("\n")
 }
 
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:60em;margin:2em auto;\
-    padding:0 1em;color:#222}table{border-collapse:collapse}td,th{border:1px solid #ccc;\
-    padding:2px 8px;text-align:right}pre,code{background:#f4f4f4}svg{max-width:100%;height:auto}";
+/// What may be wider than the screen is moved by itself, and the page is not.
+const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:72em;margin:2em auto;\
+    padding:0 1em;color:#222;overflow-wrap:anywhere}.wide{overflow-x:auto}\
+    table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 8px;text-align:right;\
+    white-space:nowrap}:is(td,th):is(:first-child,:last-child){text-align:left}\
+    pre,code{background:#f4f4f4}svg{width:100%;min-width:46em;max-width:920px;height:auto}";
 
 /// The page in HTML, with its picture in it.
 pub(super) fn html(title: &str, parts: &[Part]) -> String {
@@ -45,8 +48,8 @@ pub(super) fn html(title: &str, parts: &[Part]) -> String {
             format!("<ul>\n{items}</ul>")
         }
         Part::Table(table) => of_table(table),
-        Part::Plain(text) => format!("<pre>{}</pre>", escape(text.trim_end())),
-        Part::Picture(svg, _) => svg.trim_end().to_owned(),
+        Part::Plain(text) => wide(&format!("<pre>{}</pre>", escape(text.trim_end()))),
+        Part::Picture(svg, _) => wide(svg.trim_end()),
     };
     let body: String = parts.iter().map(|one| part(one) + "\n").collect();
     format!(
@@ -64,7 +67,12 @@ fn of_table(table: &Table) -> String {
     };
     let rows: String = table.rows.iter().map(|cells| row(cells, "td")).collect();
     let head = row(&table.columns, "th");
-    format!("<h3>{}</h3>\n<table>\n{head}{rows}</table>", escape(&table.title))
+    let table_of = format!("<table>\n{head}{rows}</table>");
+    format!("<h3>{}</h3>\n{}", escape(&table.title), wide(&table_of))
+}
+
+fn wide(html: &str) -> String {
+    format!("<div class=\"wide\">{html}</div>")
 }
 
 /// Code and strong words of a line.
@@ -119,7 +127,7 @@ mod tests {
             "<p><strong>B is better</strong> by <code>x &lt; y</code>, 1 ` left</p>",
             "<li>two</li>",
             "<tr><th>size</th><th>0-&gt;1</th></tr>",
-            "<pre>a  &lt;b&gt;</pre>\n<svg></svg>",
+            "<pre>a  &lt;b&gt;</pre></div>\n<div class=\"wide\"><svg></svg></div>",
         ] {
             assert!(page.contains(words), "{words:?} is missing: {page}");
         }

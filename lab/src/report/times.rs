@@ -27,7 +27,7 @@ use crate::results::judgement::{self, Judgement, NOTHING};
 const SCHEMA: &str = "ferrite-times/1";
 /// Runs of a block.
 const BLOCK: usize = 4;
-/// If all is alike, the chance that anything is said to differ, half of it for rows and half for
+/// If all is alike, the chance that any difference is reported, half of it for rows and half for
 /// groups. There are few runs, and more take hours: it is larger than that of `ferrite compare`.
 const CHANCE: f64 = 0.05;
 /// A smaller loss is reported, but is no failure: two runs of one library differ by as much.
@@ -284,7 +284,7 @@ impl JudgedTimes {
             "Each value is the median over {} runs, half of them of A and half of B, each {}, in the order `{}`. GB/s is bus bandwidth. B/A is the \
              Hodges-Lehmann estimate over the ratios of neighbours, one of each side, and [..] the interval of Wilcoxon's signed ranks. B \
              is faster or slower where the interval lies beyond {} on one side of 1; the same within X where it reaches no further than \
-             X; else it is undecided. If A and B do not differ, anything is said to differ with a chance of {:.0} %. A loss of less than \
+             X; else it is undecided. If A and B do not differ, the chance of any reported difference is {:.0} %. A loss of less than \
              {} is reported, but is no failure.",
             times.order.len(),
             times.run,

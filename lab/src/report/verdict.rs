@@ -91,6 +91,7 @@ fn place(record: &Record) -> String {
 /// What was checked and measured.
 pub(super) fn data(record: &Record) -> String {
     let checked: u64 = record.sides.iter().map(|side| side.checked()).sum();
+    let count = record.sets.len();
     let parts = record.sides.iter().map(|side| (&side.label, side.blocks.part()));
     let disturbed = if parts.clone().all(|(_, part)| part < 0.005) {
         String::new()
@@ -99,8 +100,8 @@ pub(super) fn data(record: &Record) -> String {
         format!("; disturbed: {}", parts.collect::<Vec<_>>().join(", "))
     };
     format!(
-        "{checked} messages right; {} sets, {:.0} s{disturbed}",
-        record.sets.len(),
+        "{checked} messages right; {count} set{}, {:.0} s{disturbed}",
+        if count == 1 { "" } else { "s" },
         record.seconds
     )
 }

@@ -211,7 +211,7 @@ mod tests {
         fn set(&mut self, slower: f64) -> Set {
             let luck = [self.luck * self.normal(), self.luck * self.normal()];
             let (mut order, mut values, mut disturbed) = (String::new(), Vec::new(), Vec::new());
-            // A disturbance goes on for some blocks.
+            // A disturbance lasts for some blocks.
             let mut left = 0;
             for _ in 0..4 {
                 order += if self.random.bool() { "ABBA" } else { "BAAB" };

@@ -388,8 +388,8 @@ impl Topology {
         if self != Self::Fused {
             return Ok(None);
         }
-        // A plugin merges what the user wants merged; the built-in transports merge what they are
-        // told to.
+        // A plugin merges what the user wants merged; the built-in transports merge what
+        // `NCCL_IB_MERGE_NICS` allows.
         let is_wanted = MERGE_SETTINGS
             .iter()
             .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
@@ -441,7 +441,7 @@ pub(crate) struct VerifyRequest {
 }
 
 impl VerifyRequest {
-    /// Runs the checks in a fresh pair of processes. `begin` hears what rank 0 is about to do.
+    /// Runs the checks in a fresh pair of processes. `begin` gets what rank 0 is about to do.
     ///
     /// # Errors
     /// Those of [`Runner::run`]. A wrong byte is no error here: it is counted.

@@ -249,7 +249,7 @@ pub(crate) struct HostPart {
 }
 
 /// Takes part in the comparison of the server at `place` until its end. The server may not be there
-/// yet: it is tried for `wait`. If this host cannot, the server hears why.
+/// yet: it is tried for `wait`. If this host cannot, the server gets the reason.
 ///
 /// # Errors
 /// Why this host has no part, or why the comparison has ended before its end.

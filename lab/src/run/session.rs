@@ -68,7 +68,7 @@ impl Runner {
         Ok(Self { program, silence, pin, pages: None, other: None, until: None })
     }
 
-    /// Runs the job in a fresh pair of processes. `begin` hears what rank 0 is about to do.
+    /// Runs the job in a fresh pair of processes. `begin` gets what rank 0 is about to do.
     ///
     /// # Errors
     /// [`Error::Worker`] if a process failed, died or hung; [`Error::Refused`] if the two loaded

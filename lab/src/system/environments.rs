@@ -57,6 +57,11 @@ impl Environments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Table(*mut *mut c_char);
 
+// SAFETY: nobody frees the table or its strings, and only `Environments` changes it, by `&mut`.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
 impl Table {
     fn pointer() -> &'static AtomicPtr<*mut c_char> {
         // SAFETY: `environ` is a pointer of this process that lives as long as it does, and has the

@@ -83,7 +83,7 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
 pub fn kernel_log() -> Option<String> {
     const READ_ALL: libc::c_int = 3;
     let mut text = vec![0_u8; 1 << 20];
-    // SAFETY: the buffer can be written, and its size is told.
+    // SAFETY: the buffer can be written, and its size is passed.
     let length =
         unsafe { libc::klogctl(READ_ALL, text.as_mut_ptr().cast(), text.len() as libc::c_int) };
     text.truncate(usize::try_from(length).ok()?);

@@ -86,7 +86,7 @@ fn cannot_write(path: &Path, problem: std::io::Error) -> Error {
     Error::io(format!("cannot write {}", path.display()), problem)
 }
 
-// Ctrl-C: the first one is heard between two steps, so that what has been measured is not lost; the
+// Ctrl-C: the first one takes effect between two steps, so that what has been measured is not lost; the
 // second one ends the process.
 
 static RECEIVED: AtomicBool = AtomicBool::new(false);
@@ -95,7 +95,7 @@ extern "C" fn handle_sigint(_: libc::c_int) {
     RECEIVED.store(true, Ordering::Relaxed);
 }
 
-/// From now on the first SIGINT is told by [`check`] alone.
+/// From now on only [`check`] reports the first SIGINT.
 pub fn install_handler() {
     let handler: extern "C" fn(libc::c_int) = handle_sigint;
     // SAFETY: an all-zero sigaction has an empty mask; the handler stores into an atomic, which a

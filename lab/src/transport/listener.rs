@@ -123,7 +123,7 @@ impl Drop for Listener {
 
 /// Calls `connect` from device `from` and `accept` on `listener` in turn until both have given a
 /// communicator. The handle is that of the listener that `connect` is to reach: of `listener`, or
-/// of one in another process. Before each attempt `between` does what else has to go on.
+/// of one in another process. Before each attempt, `between` does what else has to be done.
 ///
 /// # Errors
 /// Those of the transport's calls; [`Error::Stalled`].

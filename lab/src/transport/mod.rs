@@ -8,7 +8,7 @@
 //! ```
 //! A [`Region`](comm::Region) holds its communicator and its memory; a [`Request`](comm::Request)
 //! borrows its communicator. So deregistration comes before close, and no request is tested after
-//! it. Dropping a request forgets it (the operation goes on); dropping anything else closes it and
+//! it. Dropping a request forgets it (the operation continues); dropping anything else closes it and
 //! logs a failure.
 //!
 //! | file | what is in it |

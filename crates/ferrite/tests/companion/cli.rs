@@ -299,6 +299,11 @@ fn the_side_that_fails_is_named() {
         let outcome = compare(plugin, &["--seconds", "1"]).0;
         invalid(outcome, &[words]);
     }
+    let cuda = shared_object("loopback", &["-DNEEDS_CUDA"]);
+    invalid(
+        compare(&cuda, &["--seconds", "1"]).0,
+        &["ferrite: B = ", "undefined symbol: cudaGetDeviceCount; it expects the CUDA runtime"],
+    );
     let nccl = fake_nccl();
     let plugin = loopback();
     for (fault, words) in

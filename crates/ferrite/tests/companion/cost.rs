@@ -296,7 +296,8 @@ fn calls_that_find_nothing_are_timed_on_the_software_device() {
         ];
         let line = line(ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]));
         assert!(
-            line.contains(" ns per isend in vain, ") && line.ends_with(" ns per test in vain\n"),
+            line.contains(" ns per isend without effect, ")
+                && line.ends_with(" ns per test without effect\n"),
             "{line}"
         );
     }

@@ -310,7 +310,7 @@ fn outcomes_become_a_table() {
     let (code, page, stderr) = ferrite(&["outlast", "--table", text(&file)], &[]);
     assert_eq!(code, 0, "{stderr}");
     assert!(
-        page.starts_with("| scenario | Ferrite |\n|---|---|\n| `none`: no fault | goes on, gap "),
+        page.starts_with("| scenario | Ferrite |\n|---|---|\n| `none`: no fault | continues, gap "),
         "{page}"
     );
 }

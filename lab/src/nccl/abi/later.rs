@@ -25,7 +25,7 @@ pub struct Fused<const MOST: usize> {
 pub const MOST_V11: usize = 4;
 pub const MOST_V12: usize = 8;
 
-/// What `init` is told about the communicator.
+/// What `init` gets about the communicator.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Config {
