@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `ferrite compare` with the plugin of UCCL, from its package on PyPI, as side A: as far as that runs on the software device.
+# `ferrite compare` with the plugin of UCCL, from its Python package, as side A: as far as that runs on the software device.
 #
 #   scripts/uccl.sh [DIST]     DIST is what scripts/build.sh made; by default dist. 77: what is missing is named
 #

@@ -77,8 +77,8 @@ impl fmt::Display for Case {
 // What one message costs, out of what was counted.
 //
 // Bytes on the wire are those of RoCE v2 over IPv4 with one acknowledgement for each RDMA WRITE.
-// Bytes on the bus are what passes between the card and the memory or the processor at both ends,
-// without the headers of the bus, with work requests and completions as large as mlx5 has them.
+// Bytes on the bus pass between the card and the memory or the processor at both ends. Headers of
+// the bus do not count. Work requests and completions are as large as those of mlx5.
 // Locks are those of mlx5: one for each call that posts or polls, none where one thread alone is to
 // do so (queue pairs in a thread domain; `ibv_start_poll` on completion queues for a single
 // thread).

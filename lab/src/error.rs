@@ -94,7 +94,7 @@ pub enum Error {
         doing: String,
     },
     /// What went wrong with one side of a comparison.
-    #[error("{side}: {problem}{}", so_far.as_ref().map_or_else(String::new, |words| format!("; {words}")))]
+    #[error("{side}{}: {problem}", so_far.as_ref().map_or_else(String::new, |words| format!(" ({words})")))]
     Side {
         /// Its label, and what it is.
         side: String,

@@ -8,8 +8,8 @@ use crate::nccl::shared_object;
 
 // The costs of one library in a file that valgrind's callgrind wrote.
 //
-// A library's cost is that of its own instructions and the inclusive cost of its calls into other
-// libraries (memcpy, malloc, ...) apart from those of the device. It is read from the file itself:
+// A library's cost is that of its own instructions, with all that its calls into other libraries
+// cost (memcpy, malloc, ...). Libraries of the device are left out. It is read from the file itself:
 // callgrind_annotate drops what was inlined from another source file. The file has to be written
 // with `--compress-strings=no --compress-pos=no`.
 

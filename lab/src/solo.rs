@@ -1,6 +1,6 @@
 //! One process that talks to itself: no second process whose pace could change what the transport
-//! does. One thread makes every call in a fixed order, so that a run executes the same
-//! instructions each time and two transports can be compared by counting them.
+//! does. One thread makes every call in a fixed order. So a run executes the same instructions each
+//! time, and their counts compare two transports.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

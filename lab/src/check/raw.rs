@@ -1,8 +1,8 @@
 //! The functions of a table with arguments of any kind: what [`Transport`] keeps from happening has
 //! to be tried.
 //!
-//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a client can pass the
-//! wrong number, place or time, and nothing that is not the transport's.
+//! Objects are the transport's own ([`SendComm`], [`Region`], …). So a client can pass the wrong
+//! number, place or time, but no foreign object.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;

@@ -162,8 +162,8 @@ struct Json<'a> {
     checks: &'a [Outcome],
 }
 
-/// As JSON: `tool`, which is the version of this program with the commit, `title`, the counts, and
-/// `checks` with number, name, claim, verdict, detail, seconds and log of each.
+/// As JSON: `tool` (this program's version with the commit), `title`, the counts, and `checks`. Each
+/// check has number, name, claim, verdict, detail, seconds and log.
 ///
 /// # Errors
 /// [`Error::Unreadable`] if it cannot be written down.

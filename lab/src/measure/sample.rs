@@ -58,8 +58,8 @@ pub fn signed_ranks(values: &[f64], level: f64) -> Option<Estimate> {
     })
 }
 
-/// The chance of each sum of ranks from 0 to half of the greatest, where each of `count` ranks
-/// counts with a chance of one half.
+/// The chance of each sum of ranks, from 0 to half of the greatest. Each of `count` ranks counts
+/// with a chance of one half.
 fn rank_sums(count: usize) -> Vec<f64> {
     let most = count * (count + 1) / 4;
     let mut chances = vec![0.0; most + 1];

@@ -1,10 +1,10 @@
 //! Two transports in one pair of processes, which take turns: blocks of about a millisecond of the
 //! one and of the other, over the same memory and the same devices.
 //!
-//! Whatever a machine does for longer than a block, such as another clock rate or a neighbour that
-//! fills the caches, it does to both of two neighbouring blocks. What is shorter hits one of many
-//! pairs. Blocks come in fours, A B B A or B A A B by chance: so no side is ahead by its place, and
-//! if both are alike, a ratio is as likely above 1 as below it, whatever the machine did.
+//! What lasts longer than a block changes both of two neighbouring blocks: another clock rate, or a
+//! neighbour that fills the caches. What is shorter hits one of many pairs. Blocks come in fours,
+//! A B B A or B A A B by chance: so no side is ahead by its place. If both are alike, a ratio is as
+//! likely above 1 as below it, whatever the machine did.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -241,8 +241,8 @@ pub fn read_conf_files(nccl: &Path) -> Result<()> {
     object.read_conf_files()
 }
 
-/// Finds out, without loading it, whether the loader of the libnccl.so.2 at `nccl` can take a
-/// plugin by this value of `NCCL_NET_PLUGIN`, where that names files by their paths.
+/// Whether the loader of the libnccl.so.2 at `nccl` can take a plugin by this value of
+/// `NCCL_NET_PLUGIN`, if that names files by their paths. Nothing is loaded.
 ///
 /// # Errors
 /// As [`require_plugin`], and [`Error::Usage`] for a list that the release does not take.

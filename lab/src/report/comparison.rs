@@ -51,9 +51,11 @@ pub(super) fn page(record: &Record) -> Vec<Part> {
         Part::Heading(1, title(record)),
         Part::Text(format!("**{}.** {}.", verdict(record), data(record))),
     ];
-    parts.extend(
-        record.problem.iter().map(|problem| Part::Text(format!("**Ended by**: {problem}"))),
-    );
+    if let Some(problem) = &record.problem {
+        let (first, lines) = problem.split_once('\n').unwrap_or((problem, ""));
+        parts.push(Part::Text(format!("**Ended by**: {first}")));
+        parts.extend((!lines.is_empty()).then(|| Part::Plain(lines.into())));
+    }
     parts.extend(warnings(record).into_iter().map(Part::Text));
     let sides = record.sides.iter();
     let mut items: Vec<String> = sides

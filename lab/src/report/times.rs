@@ -413,8 +413,8 @@ mod tests {
         assert_eq!(Row { bytes: 4000, bus: 1.5, ..row.clone() }.bandwidth(2.0), 3.0);
     }
 
-    /// Times of 10 rows in 28 runs of a machine that gets slower by 1 % with each run, with noise
-    /// that all rows of a run share.
+    /// Times of 10 rows in 28 runs. The machine gets slower by 1 % with each run. All rows of a run
+    /// share its noise.
     fn drifting(random: &mut fastrand::Rng, slower: f64, noise: f64) -> JudgedTimes {
         let mut times = recorded(1.0, 7);
         let order = times["order"].as_str().expect("text").to_owned();

@@ -10,8 +10,8 @@
 //! ranks ([`sample::signed_ranks`]). It assumes no distribution: it holds where a value lies as far
 //! above the true one as below it, by the same chance. For two sides that are alike, the experiment
 //! itself sees to that: chance decides which side is loaded, connected and measured first. So
-//! exchanging A and B only changes the sign of a value, however busy the machine is, however it
-//! drifts, and whatever neighbouring sets have in common. A single outlier would widen the
+//! exchanging A and B only changes the sign of a value. That holds on a busy machine, on one that
+//! drifts, and for whatever neighbouring sets have in common. A single outlier would widen the
 //! t-interval of a mean, and a sign test needs half as many sets again.
 //!
 //! One rule for all. If the interval lies beyond [`NOTHING`] on one side of 1, B is better or
@@ -29,8 +29,8 @@ pub const NOTHING: f64 = 0.01;
 /// If the sides do not differ: the chance that a run finds any difference, half of it for rows and
 /// half for groups.
 pub const CHANCE: f64 = 0.005;
-/// A difference of the interval's half width, in logarithms, is found in half of all runs, and of
-/// so many times that in four of five: half the width is 3.5 standard errors or more.
+/// A difference of the interval's half width, in logarithms, is found in half of all runs; one of
+/// so many times that, in four of five. Half the width is 3.5 standard errors or more.
 const FOUR_OF_FIVE: f64 = 1.25;
 
 /// What a row or a group shows.

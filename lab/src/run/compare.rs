@@ -1,7 +1,7 @@
 //! A against B: verified first, each in processes of its own; then measured in sets until it is
 //! known which is better, or the time is over.
 //!
-//! A set is a fresh pair of processes, in which both sides are loaded and connected, and take turns
+//! A set is a fresh pair of processes, in which both sides are loaded and connected. They take turns
 //! over the same devices and the same pages ([`crate::measure::turns`],
 //! [`crate::pair::worker_ctx`]). So each set has new addresses of code, heaps and queues, by
 //! chance, and a new order of the sides. [`crate::results::judgement`] judges the sets.
@@ -48,8 +48,8 @@ pub(crate) struct CompareRequest {
 /// By how much the last set may exceed the time that was given.
 const GRACE: Duration = Duration::from_secs(8);
 
-/// Runs it all. If an error ends it after the first set, the record has the sets so far, and the
-/// error is returned beside it, unless it is an interrupt ([`Record::complete`]).
+/// Runs it all. If an error ends it after the first set, the record has the sets so far. The error
+/// is returned beside it, unless it is an interrupt ([`Record::complete`]).
 ///
 /// # Errors
 /// Whatever makes the run invalid before a set is complete: a worker's failure, a refused identity,
@@ -186,6 +186,7 @@ fn measure(
                 };
                 let measured = match sets.len() {
                     0 => "nothing was measured until then".into(),
+                    1 => "measured until then: 1 set".into(),
                     count => format!("measured until then: {count} sets"),
                 };
                 let problem = of_side(&request.sources, side, problem, Some(measured));

@@ -408,9 +408,9 @@ fn adapted(job: Value, source: &Source, part: &HostPart) -> Result<Value> {
     Ok(serde_json::to_value(job)?)
 }
 
-/// What a host tells of itself, in its first message. A field that an older or newer version of
-/// this program does not send is empty here, so that the versions can be compared and the other
-/// host be refused in words.
+/// What a host tells of itself, in its first message. A field that another version of this
+/// program does not send is empty here. So the versions can be compared, and the refusal is a
+/// sentence.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HostFacts {

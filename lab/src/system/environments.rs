@@ -2,8 +2,8 @@
 //! it reads variables of its own, whenever its functions are called.
 //!
 //! `setenv` may free or change what another thread is reading, and a transport has threads. So
-//! each environment is a table that is complete before its first use and never freed, and a change
-//! of environments is a change of one pointer. A thread of a transport reads one whole table or
+//! each environment is a table that is complete before its first use, and never freed. A change of
+//! environments is a change of one pointer. A thread of a transport reads one whole table or
 //! the other: that of the side whose turn it is.
 
 use std::ffi::{CString, c_char};

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 
 /// Page-aligned, zeroed host memory, for registration with a transport.
 ///
-/// A peer may write into it at any time between the posting of a receive and its completion, so
-/// no reference to the bytes is handed out: they are copied in and out. Unmapped on drop; a
+/// A peer may write into it at any time between the posting of a receive and its completion. So
+/// there is no reference to the bytes: they are copied in and out. Unmapped on drop; a
 /// registration ([`crate::transport::comm::Region`]) keeps it alive.
 #[derive(Debug)]
 pub struct Buffer {
