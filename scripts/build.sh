@@ -4,7 +4,7 @@
 #   softrnic/libibverbs.so.1         the software RDMA device, and the link libibverbs.so
 #   softrnic-tools/                  the same for RDMA tools (ibv_devinfo, perftest), also as librdmacm.so.1; not for NCCL
 #   softrnic-provider/               softrnic under the system's own libibverbs and its driver library (softrnic run --provider); on
-#                                    x86_64, and not in a portable build, whose linker cannot hide softrnic's own symbols
+#                                    x86_64
 #   bin/ferrite                      the companion
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
@@ -66,7 +66,7 @@ if [ -n "$libraries" ]; then
     # Not the whole workspace: what only tests need takes as long again.
     packages=(-p nccl-net-ferrite -p softrnic)
     provider=""
-    [ -n "$portable" ] || [ "$processor" != x86_64 ] || provider=1
+    [ "$processor" != x86_64 ] || provider=1
     [ -z "$provider" ] || packages+=(-p softrnic-provider)
     [ -z "$programs" ] || packages+=(-p softrnic-cli -p ferrite)
     echo "building ${packages[*]} in $CARGO_TARGET_DIR; this takes some minutes if nothing is built yet" >&2

@@ -204,10 +204,18 @@ class Packages(installed.Installed, unittest.TestCase):
         (self.out / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
         wheel = self.package("*.whl").name
         for page in ("README.md", "docs/install.md"):
-            shown = block(page, "pip install nccl_net_ferrite") + block("README.md", "nccl-net-ferrite ab")
+            [compare] = [line for line in block("README.md", "nccl-net-ferrite compare") if line.startswith("nccl-net-ferrite ab")]
+            shown = [*block(page, "pip install $REPOSITORY/"), compare]
             lines = [re.sub(r"nccl_net_ferrite-\S+\.whl", wheel, line) for line in shown]
             self.assertEqual(len(lines), 4)
-            done = self.typed(lines, PIP_NO_INDEX="1", PIP_FORCE_REINSTALL="1", PYTHONPATH=str(self.out))
+            # Where a release would lie.
+            [folder] = {line.partition("$REPOSITORY/")[2].rpartition("/")[0] for line in lines if "$REPOSITORY/" in line}
+            published = self.out / "repository" / folder
+            published.parent.mkdir(parents=True, exist_ok=True)
+            if not published.exists():
+                published.symlink_to(self.out)
+            repository = f"file://{self.out}/repository"
+            done = self.typed(lines, REPOSITORY=repository, PIP_NO_INDEX="1", PIP_FORCE_REINSTALL="1", PYTHONPATH=str(self.out))
             self.assertRegex(done.stdout, r"\nSuccessfully installed nccl-net-ferrite-[\s\S]*\n0 FAIL, ")
             self.assertRegex(done.stderr, r"not valid: (libcuda\.so\.1 sees no GPU|PyTorch cannot be used) [^\n]*\n$")
             self.assertEqual(done.returncode, 2)
@@ -260,6 +268,19 @@ class Packages(installed.Installed, unittest.TestCase):
         self.assertEqual(re.findall(r"^ +(softrnic\d)", done.stdout, re.MULTILINE), ["softrnic0", "softrnic1"])
         self.assertEqual(len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)), 10, done.stdout)
 
+    def test_the_software_device_runs_beneath_the_system_s_libibverbs(self) -> None:
+        """Which takes softrnic's functions by the same names if the linker has not hidden them."""
+        if os.uname().machine != "x86_64":
+            self.skipTest("an x86-64 machine")
+        if not shutil.which("ibv_devinfo") or not any(Path("/usr/lib").glob("*/libibverbs/libmlx5-rdmav*.so")):
+            self.skipTest("ibv_devinfo and libmlx5 (Debian: ibverbs-utils ibverbs-providers)")
+        run = (self.venv / "bin/softrnic", "run", "--provider", "mlx5", "--")
+        self.assertRegex(output(*run, "ibv_devinfo"), r"hca_id:\s+mlx5_0\n[\s\S]*hca_id:\s+mlx5_1\n")
+        self.assertIn("valid run, data right", output(*run, self.venv / "bin/ferrite", "verify", "--verbs", "system", "--over", "single"))
+        [library] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/softrnic-provider/*.so")
+        symbols = output("nm", "--dynamic", "--defined-only", library) if shutil.which("nm") else ""
+        self.assertEqual(re.findall(r"\S*(?:ibv_|softrnic_|_R|_ZN)\S*$", symbols, re.MULTILINE), [])
+
     def test_a_program_that_cannot_be_run_is_reported_with_the_cure(self) -> None:
         [program] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/bin/softrnic")
         program.chmod(0o644)
@@ -276,11 +297,8 @@ class Packages(installed.Installed, unittest.TestCase):
             self.skipTest("dpkg-deb")
         for link in [path for path in root.rglob("*") if path.is_symlink()]:
             self.assertTrue(link.resolve().is_relative_to(root) and link.exists(), link)
-        machine = os.uname().machine
-        plugin = root / f"usr/lib/{machine}-linux-gnu/libnccl-net-ferrite.so"
+        plugin = root / "usr/lib/nccl-net-ferrite/lib/libnccl-net.so"
         self.assertEqual(plugin.read_bytes(), (DIST / "lib/libnccl-net.so").read_bytes())
-        # Every NCCL of the system would take a file of this name.
-        self.assertEqual(list(plugin.parent.glob("libnccl-net.so")), [])
         self.assertTrue(output(root / "usr/bin/ferrite", "--version").splitlines()[1].startswith(f"plugin {root}"))
         fields = dict(line.split(": ", 1) for line in output("dpkg-deb", "--field", self.package("*.deb")).splitlines() if ": " in line)
         self.assertEqual(fields["Package"], "nccl-net-ferrite")

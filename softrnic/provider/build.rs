@@ -2,6 +2,10 @@
 //! find those of the system's libibverbs. A version script for the linker makes each of them local,
 //! in the version that `export!` gives it (softrnic/src/abi/export.rs).
 
+/// What Rust's own version script keeps local: some linkers take only the last script.
+const OTHERS: &str =
+    "OTHERS { local: _R*; _ZN*; softrnic_*; rust_eh_personality; AUDITABLE_VERSION_INFO; };";
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +35,7 @@ fn main() {
     });
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let file = out.join("local.map");
-    std::fs::write(&file, script).expect("OUT_DIR can be written to");
+    std::fs::write(&file, script + OTHERS).expect("OUT_DIR can be written to");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", file.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libsoftrnic-provider.so");
     // Threads and hooks outlive any dlclose.
