@@ -312,13 +312,13 @@ def record_of(entries: list[Entry], path: str) -> Entry:
     return text_entry(path, [*lines, f"{path},,"])
 
 
-# -- the Debian package: everything in /usr/lib/nccl-net-ferrite, and links to it where programs and the loader look --
+# -- the Debian package: everything in /usr/lib/nccl-net-ferrite, and links to it where programs are --
 
 
 def make_deb(release: Release) -> tuple[str, bytes]:
     """Its name and its content: an ar archive of three files."""
     machine = DEBIAN_MACHINES[release.machine]
-    entries = [placed_for_debian(entry) for entry in installed(release, f"usr/lib/{release.machine}-linux-gnu")]
+    entries = [placed_for_debian(entry) for entry in installed(release)]
     doc = f"usr/share/doc/{NAME}"
     entries.append(Entry(f"{doc}/copyright", copyright_of(release)))
     sums = "".join(f"{hashlib.md5(entry.content).hexdigest()}  {entry.path}\n" for entry in entries if not entry.link)
@@ -341,15 +341,13 @@ def ar_member(name: str, content: bytes, epoch: int) -> bytes:
     return header.encode() + content + b"\n" * (len(content) % 2)
 
 
-def installed(release: Release, libraries: str) -> list[Entry]:
-    """Where each file lies on a system whose loader looks into `libraries`. Never as libnccl-net.so there: every NCCL of the system would
-    take it without being asked."""
+def installed(release: Release) -> list[Entry]:
+    """Where each file lies on a system. No plugin where the loader looks, under whatever name: ldconfig would make a link of its soname
+    there, libnccl-net.so, and every NCCL of the system would take that without being asked."""
     root = f"usr/lib/{NAME}"
     entries = [entry.below(root) for entry in release.tree if not entry.path.startswith("share/")]
     entries += [entry.below("usr") for entry in release.tree if entry.path.startswith("share/")]
-    plugin = os.path.relpath(f"{root}/lib/libnccl-net.so", libraries)
     entries += [
-        Entry(f"{libraries}/libnccl-net-ferrite.so", link=plugin),
         Entry("usr/bin/ferrite", link=f"../lib/{NAME}/bin/ferrite"),
         Entry("usr/bin/softrnic", link=f"../lib/{NAME}/bin/softrnic"),
         Entry("usr/bin/nccl-net-ferrite", START.encode(), executable=True),
@@ -394,7 +392,7 @@ def has_rpmbuild() -> bool:
 
 def make_rpm(release: Release) -> tuple[str, bytes]:
     """Its name and its content."""
-    entries = installed(release, "usr/lib64")
+    entries = installed(release)
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         lay_out(entries, top / "root")

@@ -77,29 +77,34 @@ class Installed(unittest.TestCase):
         said = output(*NOBODY, "sh", "-ec", "\n".join(lines), PATH=f"{place}/bin:/usr/bin:/bin", PYTHONPATH=str(place), **home)
         self.assertRegex(said, rf"ok +plugins +NCCL [^:]+: takes {place}/\S+: Ferrite[\s\S]*\n0 FAIL, [\s\S]*\nvalid run, data right")
 
-    def test_dpkg_and_rpm_install_into_a_root_and_the_loader_finds_the_plugin_there(self) -> None:
+    def test_dpkg_and_rpm_install_into_a_root_and_no_program_finds_the_plugin_there_unasked(self) -> None:
         """Each into a root folder of its own, with a database of its own; what the package depends on is not there."""
         root = self.out / "dpkg-root"
         for name in ("info", "updates", "triggers"):
             (root / "var/lib/dpkg" / name).mkdir(parents=True)
         (root / "var/lib/dpkg/status").touch()
         debian = ("dpkg", f"--root={root}", "--force-depends,not-root,bad-path", "--log=/dev/null", "--install", self.package("*.deb"))
-        self.installed_by(debian, root, f"usr/lib/{os.uname().machine}-linux-gnu")
+        self.installed_by(debian, root)
         self.assertIn("\nStatus: install ok ", output("dpkg", f"--root={root}", "--status", "nccl-net-ferrite"))
         root = self.out / "rpm-root"
         root.mkdir()
         rpm = ("rpm", "--root", root, "--dbpath", "/var/lib/rpm", "--nodeps", "--nosignature", "--install")
         if shutil.which("rpm"):
-            self.installed_by((*rpm, self.package("*.rpm")), root, "usr/lib64")
+            self.installed_by((*rpm, self.package("*.rpm")), root)
         else:
             self.skipTest("rpm")
 
-    def installed_by(self, command: tuple[str | Path, ...], root: Path, libraries: str) -> None:
+    def installed_by(self, command: tuple[str | Path, ...], root: Path) -> None:
         if not shutil.which(command[0]):
             self.skipTest(str(command[0]))
         output(*command)
-        load = "import ctypes; ctypes.CDLL('libnccl-net-ferrite.so').ncclNetPlugin_v12"
-        output(
-            "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable, "-c", load, LD_LIBRARY_PATH=str(root / libraries)
-        )
+        plugin = root / "usr/lib/nccl-net-ferrite/lib/libnccl-net.so"
+        output(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ncclNetPlugin_v12", plugin)
         self.assertRegex(output(root / "usr/bin/ferrite", "-V"), r"^ferrite \d")
+        # It makes a link of each library's soname, in all folders where the loader looks.
+        if ldconfig := shutil.which("ldconfig", path="/usr/sbin:/sbin"):
+            (root / "etc").mkdir(exist_ok=True)
+            (root / "etc/ld.so.conf").touch()
+            output(ldconfig, "-r", root)
+            self.assertEqual([str(path) for path in root.glob("**/libnccl-net*") if plugin.parent not in path.parents], [])
+            self.assertNotIn("nccl", output(ldconfig, "-r", root, "-p"))
