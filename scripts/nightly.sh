@@ -195,6 +195,7 @@ packages() {
         scripts/summary.py target/python/packages.xml
     done
     other_readers
+    or_skipped scripts/containers.sh packages
     or_skipped scripts/other_systems.sh packages/built
 }
 
@@ -254,7 +255,7 @@ steps() {
     "$1" "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
     "$1" "processes killed" softrnic/scripts/soak.sh 1000
     "$1" "two builds in different folders have the same bits" scripts/package_twice.sh
-    "$1" "packages are installed and used, also on other releases of the system; other programs read them" packages
+    "$1" "packages are installed and used, also in containers and on other releases of the system; other programs read them" packages
     "$1" "the last release" or_skipped scripts/compatible.sh
     "$1" "aarch64, emulated" or_skipped scripts/aarch64.sh
     "$1" "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job" two_hosts

@@ -2,21 +2,22 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import unittest
 from pathlib import Path
 
-from .fixtures import ROOT, found
+from .fixtures import ROOT
 
 FOLDER = ROOT / "scripts/container"
 DIST = Path(os.environ.get("FERRITE_DIST", ROOT / "dist"))
 
 
 class Docker(unittest.TestCase):
-    def test_the_page_shows_the_file(self) -> None:
-        [shown] = found(r"```Dockerfile\n(.*?)```", (ROOT / "docs/install.md").read_text())
-        self.assertEqual(shown, (FOLDER / "Dockerfile").read_text())
+    def test_the_page_shows_the_files(self) -> None:
+        shown = re.findall(r"```Dockerfile\n(.*?)```", (ROOT / "docs/install.md").read_text(), re.DOTALL)
+        self.assertEqual(shown, [(FOLDER / name).read_text() for name in ("Dockerfile", "Dockerfile.image")])
 
 
 class Kubernetes(unittest.TestCase):

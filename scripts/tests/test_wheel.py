@@ -56,10 +56,10 @@ class Installed(fixtures.WithFakeNccl):
 
     def test_compare_has_a_report_of_the_built_in_transport_and_the_plugin(self) -> None:
         # Two seconds are too few to tell.
-        self.assertIn("messages right; ", self.ended(self.start("compare", *SHORT), exit_codes.TOO_FEW_RUNS))
-        raw = read_json(self.out / "report/raw.json")
+        self.assertIn("messages right; ", self.ended(self.start("compare", *SHORT, "--out", "there"), exit_codes.TOO_FEW_RUNS))
+        raw = read_json(self.out / "there/raw.json")
         self.assertEqual(([side["label"] for side in raw["sides"]], raw["complete"]), (["A", "B"], True))
-        self.assertIn("NCCL 2.21.5", (self.out / "report/report.md").read_text())
+        self.assertIn("NCCL 2.21.5", (self.out / "there/report.md").read_text())
 
     def test_compare_of_two_hosts_under_a_launcher(self) -> None:
         [port] = launch.free_ports(1)

@@ -111,7 +111,7 @@ struct Common {
     #[arg(long)]
     no_pin: bool,
     /// Folder for report.html, report.md, report.svg and raw.json
-    #[arg(long, value_name = "DIR", default_value = "report")]
+    #[arg(long, value_name = "DIR", default_value = "report", alias = "out")]
     report: PathBuf,
 }
 
