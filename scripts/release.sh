@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Cuts a release of the last commit: looks whether all that names a version names this one, builds the packages, holds the plugin against
-# that of the last release, and makes the tag. Nothing is pushed.
+# Makes a release of the last commit: checks that all files name this version, builds the packages, compares the plugin with that of
+# the last release, leaves one folder to publish, packages/vVERSION, and makes the tag. It pushes nothing.
 #
-#   scripts/release.sh [--dry-run] [--without aarch64] VERSION
+#   scripts/release.sh [--dry-run | --tagged] [--without aarch64] VERSION
 #
-#   --dry-run            looks, and says what would be done; builds and tags nothing
+#   --dry-run            checks, and says what would be done; builds and tags nothing
+#   --tagged             for the hosted workflow: makes the folder of the tag that is checked out, whose message has the same checksums
 #   --without aarch64    for a machine that cannot build for 64-bit ARM
 #
-# docs/releases.md has the way of a release. 1: something is in the way; all of it is named.
+# The folder has all packages, SHA256SUMS, and NOTES.md from CHANGELOG.md. 1: something is in the way; all of it is named.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-usage="usage: scripts/release.sh [--dry-run] [--without aarch64] VERSION"
-dry_run="" version="" processors=(x86_64 aarch64)
+usage="usage: scripts/release.sh [--dry-run | --tagged] [--without aarch64] VERSION"
+dry_run="" tagged="" version="" processors=(x86_64 aarch64)
 while [ $# -gt 0 ]; do
     case "$1" in
     --dry-run) dry_run=1 ;;
+    --tagged) tagged=1 ;;
     --without)
         [ "${2:-}" = aarch64 ] || die "$usage"
         processors=(x86_64)
@@ -26,7 +28,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?$ ]] || die "VERSION=$version: such as 0.1.0 or 0.1.0-rc.1. $usage"
+[ -z "$dry_run" ] || [ -z "$tagged" ] || die "$usage"
 tag=v$version
+folder=packages/$tag
 
 # -- what is in the way --
 
@@ -39,7 +43,11 @@ wrong() {
 git rev-parse --verify --quiet HEAD >/dev/null || die "a release is made of a commit, and $ROOT has none"
 changed=$(git status --porcelain)
 [ -z "$changed" ] || wrong "files that are in no commit: $(awk '{ print $2 }' <<<"$changed" | xargs)"
-! git rev-parse --verify --quiet "refs/tags/$tag" >/dev/null || wrong "the tag $tag is there: it is of $(git log -1 --format=%h "$tag")"
+if [ -z "$tagged" ]; then
+    ! git rev-parse --verify --quiet "refs/tags/$tag" >/dev/null || wrong "the tag $tag is there: it is of $(git log -1 --format=%h "$tag")"
+elif [ "$(git rev-parse --verify --quiet "refs/tags/$tag^{commit}")" != "$(git rev-parse HEAD)" ]; then
+    wrong "no tag $tag of $(git log -1 --format=%h); without --tagged it is made"
+fi
 
 cargo=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 [ "$cargo" = "$version" ] || wrong "Cargo.toml has the version $cargo"
@@ -52,6 +60,10 @@ waiting=$(sed -n '/^## Unreleased/,/^## [0-9]/p' CHANGELOG.md | grep -c '^- ' ||
 protocol=$(sed -n 's/^pub const PROTOCOL_VERSION: u16 = \([0-9]*\);$/\1/p' crates/proto/src/lib.rs)
 grep -q "^| $version | $protocol |" docs/releases.md ||
     wrong "docs/releases.md has no row \"| $version | $protocol |\", which is the version of the wire protocol in crates/proto/src/lib.rs"
+# Names of packages and of images.
+others=$(grep -osE '(ferrite[-_:]|softrnic-|/v)[0-9]+\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?' README.md docs/install.md scripts/container/* |
+    grep -vE "[-_:v]${version//./\\.}\$" | cut -d : -f 1 | uniq) || true
+[ -z "$others" ] || wrong "$(xargs <<<"$others"): names of packages of another version"
 
 compiler=$(rustc --version 2>/dev/null | awk '{ print $2 }')
 [ "$compiler" = "$(rust_pinned)" ] || wrong "Rust is ${compiler:-missing}, and rust-toolchain.toml says $(rust_pinned)"
@@ -65,13 +77,14 @@ command -v rpmbuild >/dev/null || wrong "rpmbuild is missing, which makes the .r
 
 # -- what is done --
 
-last=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
+last=$(git describe --tags --abbrev=0 --match 'v[0-9]*' --exclude "$tag" 2>/dev/null || true)
 if [ -n "$dry_run" ]; then
     echo "nothing is in the way of $version, of $(git log -1 --format=%h). Without --dry-run:"
     for processor in "${processors[@]}"; do
         echo "  scripts/package.sh $processor"
     done
     if [ -n "$last" ]; then echo "  scripts/compatible.sh, with the plugin of $last"; else echo "  no older release to compare with"; fi
+    echo "  $folder: the packages, SHA256SUMS and NOTES.md"
     echo "  git tag --annotate $tag"
     exit
 fi
@@ -99,6 +112,26 @@ else
     echo "no older release to compare with"
 fi
 
-sums=$(cd packages && sha256sum ./*/SHA256SUMS)
-git tag --annotate "$tag" --message "Ferrite $version, wire protocol $protocol" --message "$sums"
-echo "$tag is of $commit; its packages lie in packages/. To publish it: git push origin $tag"
+# -- the folder --
+
+rm -rf "$folder"
+mkdir -p "$folder"
+for processor in "${processors[@]}"; do
+    awk '{ print $2 }' "packages/$processor/SHA256SUMS" | (cd "packages/$processor" && xargs cp -t "$ROOT/$folder")
+done
+# Links of the repository lead nowhere there.
+{
+    echo "Wire protocol $protocol. Check the files with \`sha256sum -c SHA256SUMS\`."
+    sed -n "/^## $version - /,/^## /p" CHANGELOG.md | sed '/^## /d; s/\[\([^]]*\)\]([^):]*)/\1/g'
+} >"$folder/NOTES.md"
+sums=$(cd "$folder" && LC_ALL=C && sha256sum -- *)
+echo "$sums" >"$folder/SHA256SUMS"
+
+if [ -n "$tagged" ]; then
+    differing=$(grep -vxFf <(git for-each-ref --format='%(contents)' "refs/tags/$tag") <<<"$sums" | awk '{ print $2 }') || true
+    [ -z "$differing" ] || die "the message of the tag $tag has other checksums: $(xargs <<<"$differing")"
+    echo "$folder is that of the tag $tag"
+else
+    git tag --annotate "$tag" --message "Ferrite $version, wire protocol $protocol" --message "$sums"
+    echo "$tag is of $commit. To publish it: git push origin $tag, and $folder"
+fi

@@ -1,4 +1,5 @@
-"""scripts/release.sh: what it finds in the way of a release, and what it would do. In a repository that has only what it looks at."""
+"""scripts/release.sh: what it finds in the way of a release, what it would do, and the folder that it leaves. In a repository that has only
+what it looks at, and a program in place of the build."""
 
 import os
 import re
@@ -18,7 +19,20 @@ def protocol() -> str:
     return str(found)
 
 
-class DryRun(fixtures.InFolder):
+# In place of scripts/package.sh: a package of each processor, and the program that has been built.
+PACKAGE = """#!/bin/sh
+set -e
+mkdir -p "packages/$1/built/bin" && cd "packages/$1"
+commit=$(git rev-parse --short=12 HEAD)
+echo "$1 of $commit" >"ferrite-$1.tar.gz"
+echo old >ferrite-0.0.1.tar.gz
+sha256sum "ferrite-$1.tar.gz" >SHA256SUMS
+printf '#!/bin/sh\necho "ferrite VERSION+%s"\n' "$commit" >built/bin/ferrite
+chmod +x built/bin/ferrite
+"""
+
+
+class Release(fixtures.InFolder):
     def setUp(self) -> None:
         super().setUp()
         if not shutil.which("git"):
@@ -29,8 +43,11 @@ class DryRun(fixtures.InFolder):
             os.chmod(self.root / name, (fixtures.ROOT / name).stat().st_mode)
         [version] = re.findall(r'^version = "(.+)"$', (self.root / "Cargo.toml").read_text(), re.MULTILINE)
         self.version = version
-        self.write("CHANGELOG.md", f"# Changelog\n\n## Unreleased\n\n## {version} - 2026-11-25\n\n- All.\n")
+        self.write("CHANGELOG.md", f"# Changelog\n\n## Unreleased\n\n## {version} - 2026-11-25\n\n- All ([page](docs/x.md)).\n")
+        self.write("scripts/package.sh", PACKAGE.replace("VERSION", version))
+        os.chmod(self.root / "scripts/package.sh", 0o755)
         self.write("docs/releases.md", f"| {version} | {protocol()} |\n")
+        self.write("README.md", f"nccl_net_ferrite-{version}-py3.whl releases/download/v{version}/\nNCCL 2.21.5\n")
         # Programs that a machine may lack.
         [pinned] = re.findall(r'^channel = "(.*)"$', (self.root / "rust-toolchain.toml").read_text(), re.MULTILINE)
         self.program("rpmbuild", "")
@@ -61,9 +78,13 @@ class DryRun(fixtures.InFolder):
         self.git("commit", "--quiet", "--allow-empty", "--message", "x")
 
     def release(self, *words: str) -> tuple[int, str]:
+        return self.started("--dry-run", *words)
+
+    def started(self, *words: str) -> tuple[int, str]:
+        who = {f"GIT_{one}_{what}": "x@example.org" for one in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         path = f"{self.out / 'bin'}:{os.environ['PATH']}"
-        command: list[str | Path] = [self.root / "scripts/release.sh", "--dry-run", *words]
-        done = subprocess.run(command, env=fixtures.environment(PATH=path), capture_output=True, text=True, check=False)
+        command: list[str | Path] = [self.root / "scripts/release.sh", *words]
+        done = subprocess.run(command, env=fixtures.environment(PATH=path, **who), capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
     def refused(self, *wanted: str) -> None:
@@ -78,7 +99,8 @@ class DryRun(fixtures.InFolder):
         self.assertEqual(code, 0, said)
         lines = [line.strip() for line in said.splitlines()[1:]]
         both = ["scripts/package.sh x86_64", "scripts/package.sh aarch64"]
-        self.assertEqual(lines, [*both, "no older release to compare with", f"git tag --annotate v{self.version}"])
+        folder = f"packages/v{self.version}: the packages, SHA256SUMS and NOTES.md"
+        self.assertEqual(lines, [*both, "no older release to compare with", folder, f"git tag --annotate v{self.version}"])
         self.assertEqual(subprocess.run(["git", "-C", self.root, "tag"], capture_output=True, check=True).stdout, b"")
         self.assertFalse((self.root / "packages").exists())
         self.git("tag", "v0.0.1")
@@ -86,10 +108,43 @@ class DryRun(fixtures.InFolder):
         self.assertEqual((code, "aarch64" in said), (0, False), said)
         self.assertIn("scripts/compatible.sh, with the plugin of v0.0.1\n", said)
 
+    def test_the_folder_has_the_packages_their_sums_and_the_notes(self) -> None:
+        code, said = self.started(self.version)
+        self.assertEqual(code, 0, said)
+        folder = self.root / f"packages/v{self.version}"
+        files = ["NOTES.md", "SHA256SUMS", "ferrite-aarch64.tar.gz", "ferrite-x86_64.tar.gz"]
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), files)
+        checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=folder, capture_output=True, text=True, check=True)
+        self.assertEqual(checked.stdout.count(": OK"), 3)
+        self.assertIn("\n- All (page).\n", (folder / "NOTES.md").read_text())
+
+    def test_the_hosted_workflow_makes_the_same_folder_of_the_tag_or_refuses(self) -> None:
+        tag = f"v{self.version}"
+        code, said = self.started("--tagged", self.version)
+        self.assertEqual((code, f"no tag {tag} of " in said), (1, True), said)
+        self.assertEqual(self.started(self.version)[0], 0)
+        sums = self.root / f"packages/{tag}/SHA256SUMS"
+        first = sums.read_text()
+        code, said = self.started("--tagged", self.version)
+        self.assertEqual((code, sums.read_text()), (0, first), said)
+        self.assertEqual(self.started("--tagged", "--without", "aarch64", self.version)[0], 0)
+        # Of the same commit, with other bits.
+        in_aarch64 = '[ "$2" = --short=12 ] && [ "$(basename $PWD)" = aarch64 ]'
+        self.program("git", f'PATH={os.environ["PATH"]}; {in_aarch64} && echo 0 || git "$@"')
+        code, said = self.started("--tagged", self.version)
+        self.assertEqual((code, f"the message of the tag {tag} has other checksums: ferrite-aarch64.tar.gz" in said), (1, True), said)
+        self.commit()
+        self.assertIn(f"no tag {tag} of ", self.started("--tagged", self.version)[1])
+
     def test_another_version_anywhere_is_in_the_way(self) -> None:
         code, said = self.release("9.9.9")
-        self.assertEqual((code, said.count("in the way: ")), (1, 3), said)
-        for words in (f"Cargo.toml has the version {self.version}", 'should be "## 9.9.9 - 2', f'no row "| 9.9.9 | {protocol()} |"'):
+        self.assertEqual((code, said.count("in the way: ")), (1, 4), said)
+        for words in (
+            "README.md: names of packages of another version",
+            f"Cargo.toml has the version {self.version}",
+            'should be "## 9.9.9 - 2',
+            f'no row "| 9.9.9 | {protocol()} |"',
+        ):
             self.assertIn(words, said)
         for version in ("", "1.0", "v1.0.0", "1.0.0 --force"):
             self.assertRegex(self.release(version)[1], "such as 0.1.0")
