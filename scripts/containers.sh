@@ -16,7 +16,10 @@ system=docker.io/library/debian:bookworm
 [ "$(uname -m)" = x86_64 ] || { echo "skipped: PyTorch's image is for x86_64" && exit 77; }
 command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || install_packages buildah mmdebstrap
 
-# Images and containers of this script alone. Where overlays cannot be mounted, STORAGE_DRIVER=vfs copies each layer instead.
+# Images and containers of this script alone. An overlay cannot be mounted over another one, as the root of a container is: then each layer is a
+# copy, and takes 6 GB.
+mkdir -p "$kept"
+[ "$(stat --file-system --format %T "$kept")" != overlayfs ] || export STORAGE_DRIVER=vfs
 buildah() { command buildah --root "$kept/images" --runroot "$kept/run" "$@"; }
 # build NAME ARGUMENT...: an image of local ones, without a container engine; prints its id.
 build() { buildah build --quiet --isolation chroot --pull-never --tag "$@"; }
