@@ -205,15 +205,15 @@ class Packages(installed.Installed, unittest.TestCase):
         wheel = self.package("*.whl").name
         for page in ("README.md", "docs/install.md"):
             [compare] = [line for line in block("README.md", "nccl-net-ferrite compare") if line.startswith("nccl-net-ferrite ab")]
-            shown = [*block(page, "pip install $REPOSITORY/"), compare]
-            lines = [re.sub(r"nccl_net_ferrite-\S+\.whl", wheel, line) for line in shown]
+            shown = block("README.md", "scripts/package.sh")[1:] if page == "README.md" else block(page, "pip install $REPOSITORY/")
+            lines = [re.sub(r"(packages/)?nccl_net_ferrite-\S+\.whl", wheel, line) for line in [*shown, compare]]
             self.assertEqual(len(lines), 4)
             # Where a release would lie.
-            [folder] = {line.partition("$REPOSITORY/")[2].rpartition("/")[0] for line in lines if "$REPOSITORY/" in line}
-            published = self.out / "repository" / folder
-            published.parent.mkdir(parents=True, exist_ok=True)
-            if not published.exists():
-                published.symlink_to(self.out)
+            for line in lines:
+                if match := re.search(r"\$REPOSITORY/(\S+)/", line):
+                    published = self.out / "repository" / match[1]
+                    published.parent.mkdir(parents=True)
+                    published.symlink_to(self.out)
             repository = f"file://{self.out}/repository"
             done = self.typed(lines, REPOSITORY=repository, PIP_NO_INDEX="1", PIP_FORCE_REINSTALL="1", PYTHONPATH=str(self.out))
             self.assertRegex(done.stdout, r"\nSuccessfully installed nccl-net-ferrite-[\s\S]*\n0 FAIL, ")
