@@ -85,12 +85,17 @@ def sides_of(options: argparse.Namespace) -> tuple[Side, Side]:
     return ferrite("A", options.baseline, options.only_a), b
 
 
-def is_paired(options: argparse.Namespace) -> bool:
-    """Whether both sides can live in one process. Variables are the whole process's, it has one plugin of a name, and a software device
-    in two files would be two networks to it."""
-    is_one_plugin = not options.baseline or files.sha256(options.baseline) == files.sha256(options.plugin)
-    is_one_device = not options.softrnic or launch.is_one_file(options.softrnic)
-    return is_one_plugin and is_one_device and not (options.fresh or options.only_a or options.only_b)
+def why_apart(options: argparse.Namespace) -> str:
+    """Why the two sides cannot live in one process; empty if they can."""
+    if options.fresh:
+        return "--fresh"
+    if options.only_a or options.only_b:
+        return "variables are those of a whole process"
+    if options.baseline and files.sha256(options.baseline) != files.sha256(options.plugin):
+        return "NCCL loads one plugin of a name"
+    if options.softrnic and not launch.is_one_file(options.softrnic):
+        return f"libibverbs.so and libibverbs.so.1 in {options.softrnic} are two files, which would be two networks: make the first a link"
+    return ""
 
 
 def letters_of(block: int) -> str:
@@ -249,7 +254,7 @@ def trial(options: argparse.Namespace, machine: Machine) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         chosen = argparse.Namespace(**{**vars(options), "out": Path(scratch), "sizes": [8], "seconds": 0, "limit": limit})
         comparison = Comparison.of(chosen, machine)
-        parts = ["AB"] if comparison.is_paired else ["A", "B"]
+        parts = ["A", "B"] if comparison.apart else ["AB"]
         runs = [run for number, part in enumerate(parts, 1) for run in comparison.run_part(number, part)]
     networks = " and ".join(dict.fromkeys(side.network for side in comparison.sides))
     gdr = "/".join(dict.fromkeys(run.gdr for run in runs))
@@ -268,6 +273,8 @@ def compare(options: argparse.Namespace) -> int:
     for one in checks_of(options, machine).values():
         one()
     comparison = Comparison.of(options, machine)
+    if comparison.apart:
+        print(f"each side has processes of its own, which takes longer: {comparison.apart}", flush=True)
     try:
         comparison.run_all()
     except KeyboardInterrupt as interrupt:
@@ -287,21 +294,21 @@ class Comparison:
     setup: Setup
     sides: tuple[Side, Side]
     placements: list[Placement]
-    is_paired: bool
+    apart: str  # why each side has processes of its own; empty if they share them
     begin: float
     runs: list[Run] = field(default_factory=list)  # where rank 0 is
     codes: list[int] = field(default_factory=list)  # what the exit code would have been after each block, once there are enough
 
     @classmethod
     def of(cls, options: argparse.Namespace, machine: Machine) -> "Comparison":
-        launched, paired = machine.launched, is_paired(options)
+        launched, apart = machine.launched, why_apart(options)
         task: dict[str, Any] = {
             "collectives": options.collectives,
             "sizes": options.sizes,
             "libnccl": str(machine.libnccl),
             "libcuda": options.libcuda,
             "limit": options.limit,
-            "seconds": options.seconds / BLOCKS / (1 if paired else BLOCK),
+            "seconds": options.seconds / BLOCKS / (BLOCK if apart else 1),
         }
         setup = Setup(
             module=RANK,
@@ -313,7 +320,7 @@ class Comparison:
             fabric=fabric_of(launched),
         )
         placements = [launched.at_port(launched.port + 2)] if launched else launch.placements_here(options.ranks, machine.gpus)
-        return cls(options, machine, setup, sides_of(options), placements, paired, time.monotonic())
+        return cls(options, machine, setup, sides_of(options), placements, apart, time.monotonic())
 
     def blocks(self) -> int:
         """Whole ones that were done."""
@@ -323,7 +330,7 @@ class Comparison:
         blocks = number = 0
         while self.continues(blocks):
             letters = letters_of(blocks)
-            for part in [letters] if self.is_paired else letters:
+            for part in [letters] if not self.apart else letters:
                 number += 1
                 self.runs += self.run_part(number, part)
             blocks += 1
@@ -350,9 +357,9 @@ class Comparison:
     def run_part(self, number: int, letters: str) -> list[Run]:
         """Fresh processes with a communicator for each of `letters`. What rank 0 measured, nothing where rank 0 is not."""
         sides = [self.sides["AB".index(letter)] for letter in letters]
-        name = f"{number:02}{'' if self.is_paired else letters}"
+        name = f"{number:02}{letters if self.apart else ''}"
         variables, networks = sides[0].variables, [""]
-        if self.is_paired:
+        if not self.apart:
             # NCCL_NET would decide for all communicators.
             variables = tuple(one for one in self.sides[1].variables if one[0] != "NCCL_NET")
             networks = [side.network for side in sides]
@@ -414,7 +421,7 @@ class Comparison:
         ]
 
     def shared_profiler(self, nccl: str) -> list[str]:
-        if not self.is_paired or tuple(map(int, nccl.split("."))) < (2, 28, 3):
+        if self.apart or tuple(map(int, nccl.split("."))) < (2, 28, 3):
             return []
         return ["both sides pay for Ferrite's profiler, since they share their processes; --fresh gives A none"]
 
@@ -425,9 +432,9 @@ class Comparison:
         first, gdr, of_side = runs[0], gdr_of(runs, order), runs_of_sides(runs, order)
         plugin, baseline = files.library(options.plugin), files.library(options.baseline) if options.baseline else None
         libnccl = files.library(self.machine.libnccl)
-        other = "the same Ferrite" if self.is_paired else "another Ferrite"
+        other = "another Ferrite" if self.apart else "the same Ferrite"
         side_a = other if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
-        variables = variables_of(self.setup, self.sides, self.is_paired)
+        variables = variables_of(self.setup, self.sides, not self.apart)
         facts = [
             f"command: `{' '.join(sys.argv)}`",
             f"NCCL {first.versions['nccl']}: sha256 `{libnccl.sha256}`",
@@ -447,7 +454,7 @@ class Comparison:
             "a": side_a,
             "b": "Ferrite",
             "order": order,
-            "run": PAIRED if self.is_paired else FRESH,
+            "run": f"{FRESH} ({self.apart})" if self.apart else PAIRED,
             "looks": 0 if options.blocks else looks(self.blocks())[0],
             "notes": [*([note] if note else []), *self.shared_gpus(), *self.shared_profiler(first.versions["nccl"])],
             "facts": facts,

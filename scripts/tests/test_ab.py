@@ -71,12 +71,12 @@ class Comparison(WithFakeRanks):
     def test_a_software_device_in_two_files_is_none_to_share(self) -> None:
         self.options.softrnic = self.out
         (self.out / "libibverbs.so.1").touch()
-        self.assertTrue(ab.is_paired(self.options))
+        self.assertEqual(ab.why_apart(self.options), "")
         (self.out / "libibverbs.so").symlink_to("libibverbs.so.1")
-        self.assertTrue(ab.is_paired(self.options))
+        self.assertEqual(ab.why_apart(self.options), "")
         (self.out / "libibverbs.so").unlink()
         (self.out / "libibverbs.so").touch()
-        self.assertFalse(ab.is_paired(self.options))
+        self.assertIn("are two files", ab.why_apart(self.options))
 
     def test_it_ends_when_the_verdict_is_clear(self) -> None:
         self.options.blocks = None
