@@ -35,7 +35,8 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:72em;mar
     padding:0 1em;color:#222;overflow-wrap:anywhere}.wide{overflow-x:auto}\
     table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:2px 8px;text-align:right;\
     white-space:nowrap}:is(td,th):is(:first-child,:last-child){text-align:left}\
-    pre,code{background:#f4f4f4}svg{width:100%;min-width:46em;max-width:920px;height:auto}";
+    pre,code{background:#f4f4f4}pre{display:inline-block;min-width:100%}\
+    svg{width:100%;min-width:46em;max-width:920px;height:auto}";
 
 /// The page in HTML, with its picture in it.
 pub(super) fn html(title: &str, parts: &[Part]) -> String {

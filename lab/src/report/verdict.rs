@@ -96,8 +96,8 @@ pub(super) fn data(record: &Record) -> String {
     let disturbed = if parts.clone().all(|(_, part)| part < 0.005) {
         String::new()
     } else {
-        let parts = parts.map(|(label, part)| format!("{label} {:.0} %", part * 100.0));
-        format!("; disturbed: {}", parts.collect::<Vec<_>>().join(", "))
+        let parts = parts.map(|(label, part)| format!("{label} {:.0}", part * 100.0));
+        format!("; disturbed {} %", parts.collect::<Vec<_>>().join(", "))
     };
     format!(
         "{checked} messages right; {count} set{}, {:.0} s{disturbed}",
@@ -292,7 +292,7 @@ mod tests {
     fn the_first_screen_has_the_verdict_first_and_fits() {
         let mut record = sample_record();
         record.sides[1].blocks = Blocks { all: 100, disturbed: 6 };
-        assert!(first_screen(&record).contains("; disturbed: A 0 %, B 6 %\n"));
+        assert!(first_screen(&record).contains("; disturbed A 0, B 6 %\n"));
         record.sides[1].version = Some("1".repeat(200));
         let screen = first_screen(&record);
         assert!(screen.starts_with(&verdict(&record)), "{screen}");
