@@ -88,33 +88,34 @@ begin() {
 }
 # inside COMMAND...: in that container; $work/volume is /volume there.
 inside() { buildah run --isolation chroot --volume "$work/volume:/volume" "$container" -- "$@"; }
-# says WORDS COMMAND...: its output has to match them.
+# says WORDS COMMAND...: in that container, its output has to match them.
 says() {
-    local said code=0
-    said=$("${@:2}" 2>&1) || code=$?
-    grep -qE -- "$1" <<<"$said" || die "${*:2}: exit code $code, and not \"$1\": $said"
-    grep -oE -m 1 -- ".*$1.*" <<<"$said"
+    local code=0
+    # Into a file: what a short command writes does not always come out of `buildah run`.
+    # shellcheck disable=SC2016
+    inside sh -c '"$@" >/volume/said 2>&1' sh "${@:2}" 2>/dev/null || code=$?
+    grep -oE -m 1 -- ".*$1.*" "$work/volume/said" || die "${*:2}: exit code $code, and not \"$1\": $(cat "$work/volume/said")"
 }
 
 # takes_the_plugin PATH: what the image's own NCCL makes of it, and data over it; and that NCCL takes none where no variable is set.
 takes_the_plugin() {
     local nccl=/opt/conda/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2
-    says "ok +libibverbs +/lib" inside ferrite doctor --only libibverbs
-    says "ok +plugins +NCCL 2\.21\.5: takes $1: Ferrite" inside env NCCL_NET_PLUGIN="$1" NCCL_NET=Ferrite ferrite doctor --only plugins
-    says "valid run, data right" inside env FERRITE_NCCL=$nccl ferrite verify --loader "$1"
+    says "ok +libibverbs +/lib" ferrite doctor --only libibverbs
+    says "ok +plugins +NCCL 2\.21\.5: takes $1: Ferrite" env NCCL_NET_PLUGIN="$1" NCCL_NET=Ferrite ferrite doctor --only plugins
+    says "valid run, data right" env FERRITE_NCCL=$nccl ferrite verify --loader "$1"
     # Even if somebody runs ldconfig, which knows the plugin by NCCL's own name for it.
     inside ldconfig
-    says "NCCL 2\.21\.5: takes no plugin" inside ferrite doctor --only plugins
+    says "NCCL 2\.21\.5: takes no plugin" ferrite doctor --only plugins
 }
 
 mkdir "$work/volume"
 echo "== the wheel in PyTorch's image (scripts/container/Dockerfile)"
 images+=("$(build pytorch-ferrite --file scripts/container/Dockerfile "$folder")")
 begin "${images[-1]}"
-says "^2.6.0.* \(2, 21, 5\)$" inside python -c 'import torch; print(torch.__version__, torch.cuda.nccl.version())'
+says "^2.6.0.* \(2, 21, 5\)$" python -c 'import torch; print(torch.__version__, torch.cuda.nccl.version())'
 takes_the_plugin /opt/ferrite/lib/libnccl-net.so
 # Against the NCCL of the image; the report outlives the container.
-says "A = NCCL 2\.21\.5 built in, B = Ferrite" inside nccl-net-ferrite compare --seconds 20 --out /volume/report
+says "A = NCCL 2\.21\.5 built in, B = Ferrite" nccl-net-ferrite compare --seconds 20 --out /volume/report
 buildah rm "$container" >/dev/null && containers=()
 python3 - "$work/volume/report" <<'END'
 import json, pathlib, sys
@@ -128,7 +129,7 @@ END
 echo "== Ferrite's image, loaded, and COPY --from (scripts/container/Dockerfile.image)"
 archive=$(compgen -G "$folder/nccl-net-ferrite-*-x86_64-image.tar")
 images+=("$(buildah pull --quiet "oci-archive:$archive")")
-says "/nccl-net-ferrite:[0-9.]+$" buildah images --format '{{.Name}}:{{.Tag}}'
+buildah images --format '{{.Name}}:{{.Tag}}' | grep -E '/nccl-net-ferrite:[0-9.]+$' || die "$archive has no name where it is loaded"
 images+=("$(build pytorch-ferrite --file scripts/container/Dockerfile.image "$work")")
 begin "${images[-1]}"
 takes_the_plugin /opt/ferrite/lib/libnccl-net.so
@@ -137,13 +138,13 @@ echo "== the .deb, the tarball and the wheel on Debian"
 cp "$folder"/nccl-net-ferrite_*_amd64.deb "$folder"/nccl-net-ferrite-*-linux-x86_64.tar.gz "$folder"/nccl_net_ferrite-*_x86_64.whl "$work/volume"
 begin "$system"
 # arrives COMMAND...: data over the plugin that is beside this ferrite, on the softrnic beside it.
-arrives() { says "ok +loopback .*1 MiB arrived right" inside sh -c "$*"; }
+arrives() { says "ok +loopback .*1 MiB arrived right" sh -c "$*"; }
 inside sh -c 'apt-get update -qq && apt-get install -qq -y --no-install-recommends /volume/*.deb && ldconfig' >/dev/null
-says "takes no plugin" inside ferrite doctor --only plugins
-says "ok +plugins .*: Ferrite" inside env NCCL_NET_PLUGIN=/usr/lib/nccl-net-ferrite/lib/libnccl-net.so ferrite doctor --only plugins
+says "takes no plugin" ferrite doctor --only plugins
+says "ok +plugins .*: Ferrite" env NCCL_NET_PLUGIN=/usr/lib/nccl-net-ferrite/lib/libnccl-net.so ferrite doctor --only plugins
 arrives "softrnic run -- ferrite doctor --only loopback"
 inside apt-get remove -qq -y nccl-net-ferrite >/dev/null
-says "^nothing is left$" inside sh -c 'find /usr /etc /opt -name "*ferrite*" | grep . || echo nothing is left'
+says "^nothing is left$" sh -c 'find /usr /etc /opt -name "*ferrite*" | grep . || echo nothing is left'
 inside sh -c 'tar -C /opt -xf /volume/*.tar.gz'
 arrives 'cd /opt/nccl-net-ferrite-*/bin && ./softrnic run -- ./ferrite doctor --only loopback'
 inside sh -c 'python3 -m venv /opt/venv && /opt/venv/bin/pip install --quiet --no-index /volume/*.whl'
