@@ -154,6 +154,8 @@ mod error;
 pub mod fuzz;
 mod host;
 pub mod inspect;
+#[cfg(test)]
+mod log_line;
 mod net;
 mod stats;
 pub mod testing;

@@ -251,7 +251,7 @@ ends!(RecvComm, new_recv);
 #[cold]
 #[inline(never)]
 fn wrong_object(raw: *mut c_void, name: &str) -> Error {
-    Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
+    Error::argument(format!("{raw:?} is not a Ferrite {name}"))
 }
 
 impl<T> Comm<T> {

@@ -71,14 +71,14 @@ pub(super) fn warn_of_what_nccl_makes_of_errors() {
     let taken = TAKEN.load(Ordering::Relaxed);
     let words = if taken == 1 << ABORT_NEVER_RETURNS {
         format!(
-            "NCCL 2.24 and 2.25, which use ncclNetPlugin_v{ABORT_NEVER_RETURNS}, repeat the failed call without end: \
-             ncclCommGetAsyncError reports the error, but ncclCommAbort does not return, so the process must be killed. \
-             NCCL 2.28.3 and later report it and abort"
+            "NCCL 2.24 and 2.25 (ncclNetPlugin_v{ABORT_NEVER_RETURNS}) repeat the failed call without end. \
+             ncclCommGetAsyncError reports the error, but ncclCommAbort does not return: kill the process. NCCL 2.28.3 and \
+             later abort"
         )
     } else if taken == 1 << DROPS_ERRORS {
         format!(
-            "NCCL 2.26 and 2.27, which use ncclNetPlugin_v{DROPS_ERRORS}, do not report this error (ncclCommGetAsyncError): \
-             the application waits until its own timeout. NCCL 2.28.3 and later report it"
+            "NCCL 2.26 and 2.27 (ncclNetPlugin_v{DROPS_ERRORS}) do not report this error by ncclCommGetAsyncError: the \
+             application waits until its own timeout. NCCL 2.28.3 and later report it"
         )
     } else {
         return;
@@ -191,7 +191,10 @@ impl Process {
         {
             let why = match self.network.other_profiler() {
                 Some(name) => format!("NCCL_PROFILER_PLUGIN={name}"),
-                None => "another profiler, perhaps libnccl-profiler.so in the library path, has its place".into(),
+                None => {
+                    "another profiler is in use, perhaps libnccl-profiler.so in the library path"
+                        .into()
+                }
             };
             log::info!(target: INIT, "Ferrite: NCCL has not taken Ferrite's profiler ({why}): reports name no operations");
         }

@@ -196,7 +196,7 @@ pub fn reason(entry: &GidEntry, want: &Preference) -> String {
     let version = match entry.roce_version {
         Some(v) if v == want.roce_version => format!("RoCE v{v}"),
         Some(v) => format!("RoCE v{v}, no v{} found", want.roce_version),
-        None => "RoCE version not told by the kernel".into(),
+        None => "RoCE version unknown to the kernel".into(),
     };
     let range = if entry.is_in_range(want) { "" } else { ", none found in NCCL_IB_ADDR_RANGE" };
     let near = if entry.is_in_peers_network(want) { ", in the peer's network" } else { "" };

@@ -96,7 +96,7 @@ impl HcaFilter {
     pub fn differences(&self) -> Vec<String> {
         let mut found = Vec::new();
         if self.list.text.contains(char::is_whitespace) {
-            found.push("NCCL's built-in transport takes the blanks for parts of the names".into());
+            found.push("NCCL's built-in transport takes blanks as part of the names".into());
         }
         if self.entries.len() > BUILT_IN_ENTRIES {
             let count = self.entries.len();
@@ -232,13 +232,10 @@ mod tests {
             said("x0,rocep1s0f0"),
             ["no device has a name that begins with rocep1s0f0; there are: x0, x1"]
         );
-        assert_eq!(said("^=x7:1"), ["no device is called x7; there are: x0, x1"]);
+        assert_eq!(said("^=x7:1"), ["no device has the name x7; there are: x0, x1"]);
         assert_eq!(said("x0:3"), ["x0 has no port 3; its last one is 2"]);
         let stray = said("^=x0,^=x1");
-        assert!(
-            stray.len() == 1 && stray[0].starts_with("^=x1 is taken for a name: "),
-            "{stray:?}"
-        );
+        assert!(stray.len() == 1 && stray[0].starts_with("^=x1 counts as a name: "), "{stray:?}");
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn chosen(all: &[Listed], filter: &InterfaceFilter) -> Result<Interface> {
         let each =
             |one: &Listed| format!("{} ({})", one.interface.name, one.interface.address.ip());
         let there = all.iter().map(each).collect::<Vec<_>>().join(", ");
-        let there = if there.is_empty() { "none that is up".to_owned() } else { there };
+        let there = if there.is_empty() { "none that are up".to_owned() } else { there };
         let family =
             filter.family.map_or(String::new(), |f| format!(" and NCCL_SOCKET_FAMILY={f:?}"));
         Error::usage(format!(

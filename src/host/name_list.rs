@@ -39,11 +39,11 @@ impl NameList {
     pub fn why_nothing(&self, kind: &str, entry: &str, there: &[&str]) -> NoEffect {
         if entry.starts_with(['^', '=']) {
             return NoEffect::mistake(format!(
-                "{entry} is taken for a name: ^ and = have a meaning at the beginning of the list alone, and hold for all of it"
+                "{entry} counts as a name: only a ^ or = at the beginning of the list has a meaning, for the whole list"
             ));
         }
         let shown = if entry.contains(' ') { format!("{entry:?}") } else { entry.to_owned() };
-        let named = if self.exact { "is called" } else { "has a name that begins with" };
+        let named = if self.exact { "has the name" } else { "has a name that begins with" };
         let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
         let why = format!("no {kind} {named} {shown}; there are: {there}");
         NoEffect { why, is_mistake: !self.exclude }
@@ -66,9 +66,9 @@ mod tests {
         let why = |text: &str, entry: &str| {
             NameList::parse(text).why_nothing("device", entry, &["x0", "x1"]).why
         };
-        assert_eq!(why("=y", "y"), "no device is called y; there are: x0, x1");
+        assert_eq!(why("=y", "y"), "no device has the name y; there are: x0, x1");
         assert_eq!(why("y", "y"), "no device has a name that begins with y; there are: x0, x1");
-        assert!(why("^=x0,^=x1", "^=x1").starts_with("^=x1 is taken for a name: "));
+        assert!(why("^=x0,^=x1", "^=x1").starts_with("^=x1 counts as a name: "));
         let is_mistake =
             |text, entry| NameList::parse(text).why_nothing("device", entry, &["x0"]).is_mistake;
         assert_eq!(

@@ -197,17 +197,19 @@ impl Network {
             missing.iter().for_each(|trouble| log::info!(target: INIT, "Ferrite: {trouble}"));
             return;
         };
-        let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
         log::info!(
             target: INIT,
-            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail; {verbs}",
+            "Ferrite {}: {} device(s); set-up of connections over {} ({}); {} queue pair(s) per connection and rail; {verbs}",
             version::text(),
-            devices.len(),
-            devices.join(", "),
+            self.devices.len(),
             interface.name,
             interface.address.ip(),
             self.devices.iter().map(|device| device.plan.first).max().unwrap_or(1),
         );
+        // A line for each, as NCCL cuts long ones.
+        for device in &self.devices {
+            log::info!(target: INIT, "Ferrite device: {}", device.describe());
+        }
         let mut choices: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for device in &self.devices {
             device
@@ -239,12 +241,12 @@ impl Network {
             let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
             if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
                 let used = used.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no GID is in it; the ports use: {used}");
+                log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no port has a GID in it; the ports use {used}");
             }
         }
         for (name, Reason { text, is_loss }) in ignored {
             let level = if *is_loss { log::Level::Warn } else { log::Level::Info };
-            log::log!(target: INIT, level, "Ferrite does not honour {name}: {text}");
+            log::log!(target: INIT, level, "Ferrite ignores {name}: {text}");
         }
     }
 }
@@ -260,7 +262,7 @@ fn find_devices(
         let next = if config.required {
             ""
         } else {
-            "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)"
+            ". NCCL will use another network (NCCL_NET=Ferrite makes this an error)"
         };
         let level = if config.required || is_mistake { log::Level::Warn } else { log::Level::Info };
         log::log!(target: INIT, level, "Ferrite has no device: {why}{next}");
@@ -310,7 +312,7 @@ fn find_devices(
                 ports_of(&contexts).iter().all(|(name, port)| !config.hca.admits(name, *port));
             none(
                 &format!(
-                    "{opened} RDMA device(s) opened, but none of their ports can be used: {reasons} ({place})"
+                    "{opened} RDMA device(s) are open, but none of their ports can be used: {reasons} ({place})"
                 ),
                 is_mistake,
             )
@@ -323,7 +325,7 @@ fn find_devices(
         ),
         None => none(
             &format!(
-                "libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?) ({place})"
+                "libibverbs finds no RDMA device. In a container, pass in /dev/infiniband ({place})"
             ),
             false,
         ),
@@ -376,16 +378,15 @@ fn log_names(config: &Config, contexts: &[Arc<Context>]) {
 fn not_opened(name: &str, failure: &VerbsError) -> String {
     let cure = match failure.errno {
         Some(libc::EPERM | libc::EACCES) => {
-            "this process may not: see the mode of its file in /dev/infiniband, and in a container the devices that it may use \
-             (docker run --device=/dev/infiniband)"
+            "no permission: check the mode of its file in /dev/infiniband; in a container, docker run --device=/dev/infiniband"
         }
         Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => {
-            "its file in /dev/infiniband is missing: pass all of that folder into the container"
+            "its file in /dev/infiniband is missing: pass the whole folder into the container"
         }
         _ => "see dmesg and `ferrite doctor`",
     };
     format!(
-        "{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}"
+        "{name} is not used: {failure} ({cure}). Or exclude it on every host: NCCL_IB_HCA=^={name}"
     )
 }
 

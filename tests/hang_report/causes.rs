@@ -41,7 +41,7 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
         &[
             "has been waiting for",
             &job.place(1, true),
-            "waits itself. 1 connection(s) further",
+            "The cause, 1 connection(s) away: ",
             &last,
             "has not called irecv",
         ],
@@ -138,7 +138,7 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
         &[
             "has been waiting for",
             "for data of rank 1",
-            "waits itself",
+            ", which waits too.",
             "rank 0",
             "has not called isend",
         ],
@@ -195,7 +195,7 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     assert!(outside.text().contains("receives from rank 0 on"), "{}", outside.text());
     job.processes[1].signal(libc::SIGCONT);
     for rank in [0, 2] {
-        job.line(rank, &["the wait ended after"]);
+        job.line(rank, &["the wait ended by itself after"]);
     }
 }
 
@@ -281,7 +281,7 @@ fn a_recovery_without_an_end_tells_ports_and_attempts_at_both_ends_and_in_the_st
         let text = found.text();
         println!("{text}");
         for words in
-            ["(softrnic", "up at both ends", "acknowledge nothing", "Check the path", "attempt "]
+            ["(softrnic", "up at both ends", "no acknowledgement", "Check the path", "attempt "]
         {
             assert!(text.contains(words), "{words}: {text}");
         }
@@ -374,7 +374,7 @@ fn a_slow_rank_is_not_taken_for_a_broken_one() {
         rank.pause_ms = if rank.number == 0 { 6000 } else { 0 }
     });
     job.line(1, &["has been waiting for", "for data of rank 0", "has not called isend"]);
-    job.line(1, &["the wait ended after"]);
+    job.line(1, &["the wait ended by itself after"]);
     says_nothing_of(&job, 1, &PATH);
 }
 

@@ -38,7 +38,8 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
     require!(built());
     enter();
     let mut job = chain(3, 7);
-    let not_begun = "NCCL there has not launched the operation (its last AllReduce of this communicator: number 6)";
+    let not_begun =
+        "NCCL there has not launched the operation (last AllReduce of this communicator: number 6)";
     job.line(0, &["NCCL took ncclProfiler_v6: reports name operations"]);
     job.line(1, &["rank 1 has been waiting for", OPERATION, "has not called irecv", not_begun]);
     let line = job.line(
@@ -46,7 +47,7 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
         &[
             "rank 0 has been waiting for",
             OPERATION,
-            "1 connection(s) further, rank 1",
+            "1 connection(s) away: rank 1",
             " waits for ",
             not_begun,
         ],
@@ -102,7 +103,7 @@ fn a_rank_that_has_begun_the_operation_and_does_not_resume_is_reported_so() {
             "rank 0 has been waiting for",
             OPERATION,
             "has not called irecv",
-            "NCCL there has launched the operation: its GPU",
+            "NCCL there has launched the operation: a GPU",
         ],
     );
     assert_eq!(job.reports(0)[0]["waits"][0]["peer_has_begun"], true);

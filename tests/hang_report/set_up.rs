@@ -27,7 +27,12 @@ fn a_listener_to_which_nobody_comes_says_so() {
     let job = Job::start(Shape::Chain, 2, &[], |rank| rank.never_connects = true);
     job.line(
         1,
-        &["WARN", "softrnic1: listens at 127.0.0.1:", "no peer has connected", "ferrite-hang."],
+        &[
+            "WARN",
+            "softrnic1: has been listening at 127.0.0.1:",
+            "no peer has connected",
+            "ferrite-hang.",
+        ],
     );
     let report = waiting(&job, 1, "Peer", true);
     assert!(
@@ -49,10 +54,12 @@ fn a_connect_that_the_peer_does_not_accept_says_so_at_both_ends() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 2, &[], |rank| rank.never_accepts = true);
-    job.line(0, &["softrnic0: connects to 127.0.0.1:", "the peer has not accepted"]);
+    job.line(0, &["softrnic0: has been connecting to 127.0.0.1:", "the peer has not accepted"]);
     waiting(&job, 0, "Accept", true);
-    let line =
-        job.line(1, &["softrnic1: listens at 127.0.0.1:", "NCCL here has not called accept"]);
+    let line = job.line(
+        1,
+        &["softrnic1: has been listening at 127.0.0.1:", "NCCL here has not called accept"],
+    );
     assert!(!line.contains("WARN"), "{line}");
     waiting(&job, 1, "Peer", false);
 }
@@ -61,9 +68,9 @@ fn a_connect_that_the_peer_does_not_accept_says_so_at_both_ends() {
 fn a_connection_beside_others_that_is_not_set_up_is_reported_too() {
     require!(built());
     enter();
-    // Rank 1 sends to rank 2, which accepts, and nobody connects to rank 1.
+    // Rank 1 sends to rank 2, which accepts, and nobody has been connecting to rank 1.
     let job = Job::start(Shape::Chain, 3, &[], |rank| rank.never_connects = rank.number == 0);
-    job.line(1, &["softrnic1: listens at", "no peer has connected"]);
+    job.line(1, &["softrnic1: has been listening at", "no peer has connected"]);
     waiting(&job, 1, "Peer", true);
 }
 
@@ -81,14 +88,14 @@ fn queue_pairs_that_cannot_be_connected_are_reported_with_the_error_and_the_peer
         1,
         &[
             "WARN",
-            "softrnic1: listens at",
+            "softrnic1: has been listening at",
             "the queue pairs cannot be connected to those of",
             &peer,
             "Connection timed out",
         ],
     );
     waiting(&job, 1, "QueuePairs", true);
-    job.line(0, &["softrnic0: connects to", "the peer has not accepted"]);
+    job.line(0, &["softrnic0: has been connecting to", "the peer has not accepted"]);
 }
 
 #[test]
@@ -102,6 +109,6 @@ fn a_set_up_that_was_reported_says_when_it_has_gone_on() {
     ];
     let job = Job::start(Shape::Chain, 2, &fault, |_| ());
     job.line(1, &["the queue pairs cannot be connected"]);
-    job.line(1, &["a waiting connection set-up continued"]);
+    job.line(1, &["set-up continued"]);
     job.line(1, &["passes messages on"]);
 }

@@ -80,7 +80,7 @@ fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Resu
         let first = numbers_of_queue_pairs();
         carries(worker, &bench, (1 << 19, 40), || false)?;
         assert_eq!((queue_pairs_with_data(), numbers_of_queue_pairs()), (1, first), "{}", log());
-        assert!(said(&["does not honour FERRITE_LANES_AFTER_MB"]), "{}", log());
+        assert!(said(&["ignores FERRITE_LANES_AFTER_MB"]), "{}", log());
         assert!(
             !said(&["queue pair(s) per rail: "]) && !said(&["recovering"]) && !said(&["recovered"]),
             "{}",

@@ -57,7 +57,11 @@ fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails()
         let mut handle = port.handle();
         wait_until("a line", || {
             assert!(transport.connect(0, &mut handle).expect("it is tried").is_none());
-            said(&["WARN", &format!("connects to {}", port.address), "there is no TCP connection"])
+            said(&[
+                "WARN",
+                &format!("has been connecting to {}", port.address),
+                "there is no TCP connection",
+            ])
         });
         Ok(())
     })

@@ -124,15 +124,17 @@ impl State {
     /// For people, with what to do.
     pub fn text(&self) -> String {
         match self {
-            Self::Ended => "it has ended. What was outstanding then:".into(),
-            Self::Stopped => "it is stopped: by SIGSTOP (kill -CONT), by a debugger, or in a frozen cgroup".into(),
+            Self::Ended => "it has ended. Outstanding at its end:".into(),
+            Self::Stopped => {
+                "it is stopped by SIGSTOP (kill -CONT), by a debugger or by a frozen cgroup".into()
+            }
             Self::InKernel(place) if !place.is_empty() => {
                 format!(
-                    "it waits in the kernel, in {place}, and cannot be interrupted: storage or a driver does not answer"
+                    "it is blocked in the kernel, in {place}: storage or a driver does not answer"
                 )
             }
             Self::InKernel(_) => {
-                "it waits in the kernel and cannot be interrupted: storage or a driver does not answer".into()
+                "it is blocked in the kernel: storage or a driver does not answer".into()
             }
             Self::Running => "it runs, but gets no CPU".into(),
         }
@@ -440,7 +442,7 @@ impl Finding {
                     .filter(|connection| connection.is_waiting());
                 let lines = waiting.map(|Connection { device, sends, peer, begun, done, wants, operation, .. }| {
                     let what = if *sends { "sends to" } else { "receives from" };
-                    let wants = if *wants { ", one more waits to be asked for" } else { "" };
+                    let wants = if *wants { ", one more waits for its receive" } else { "" };
                     let within = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
                     format!("\n  {device}: {what} {peer}{within}: {begun} messages begun, {done} done{wants}")
                 });
@@ -472,7 +474,7 @@ impl Finding {
         let (device, peer) = (text(&wait["device"]), text(&wait["peer_name"]));
         let further = cause["connections"].as_u64().unwrap_or(1).saturating_sub(1);
         Some(format!(
-            "{device}: has waited for {:.1} s for {peer}, which waits itself: cause {number}, {further} connection(s) further",
+            "{device}: has been waiting for {:.1} s for {peer}, which waits too: cause {number}, {further} connection(s) away",
             wait["since_s"].as_f64()?
         ))
     }
@@ -497,7 +499,7 @@ fn wait_line(wait: &Value) -> String {
         (Value::Null, _) => "no answer yet".into(),
         (_, Value::Null) => format!("answers: {}, waits for nobody", numbers(&wait["remote"])),
         (remote, who) => format!(
-            "answers: {}, waits itself for process {} on {}",
+            "answers: {}, waits for process {} on {}",
             numbers(remote),
             who["pid"],
             text(&who["host"])
@@ -849,7 +851,7 @@ mod tests {
         let report = serde_json::json!({"text": "it", "waits": waits, "waits_in_all": 5});
         let lines = [
             "  mlx5_0, 12.0 s, PeerWaits: rank 3 on n-7 (pid 5) answers: 3 posted, 3 announced, 2 arrived, \
-             waits itself for process 77 on n-9\n",
+             waits for process 77 on n-9\n",
             "  mlx5_0, 12.0 s, PeerWaits: rank 3 on n-7 (pid 5) no answer yet\n",
             "  3 more connection(s) wait\n",
         ];

@@ -191,7 +191,7 @@ impl DeviceEvents {
 /// What happens to the connections of a port that is down; `recovering` of them recover.
 fn port_down(recovering: usize) -> String {
     match recovering {
-        0 => "traffic over it waits until the device's retries are exhausted".into(),
+        0 => "traffic over it waits until the device has used up its retries".into(),
         count => recovered(count),
     }
 }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn traffic_of_a_port_that_is_down_is_not_said_to_wait_if_connections_recover() {
-        assert_eq!(port_down(0), "traffic over it waits until the device's retries are exhausted");
+        assert_eq!(port_down(0), "traffic over it waits until the device has used up its retries");
         assert_eq!(port_down(3), "3 connection(s) recover, over other ports or once it is back");
     }
 }

@@ -301,7 +301,7 @@ impl StickyError {
         let gone = Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
         if peer.state().has_closed() {
             return gone
-                .hint("NCCL there does so after an error on another connection, too: see its log");
+                .hint("NCCL there also closes after an error on another connection: read its log");
         }
         first_error::record(&gone.text());
         gone

@@ -569,7 +569,7 @@ impl SendPath {
         let operation = Seen::now().operation_of(&Labels::of(&self.stats));
         let within = operation.map(|operation| format!(" in {operation}")).unwrap_or_default();
         log::warn!(
-            "{}: a message of {length} bytes to {}{within} is longer than its receive of {} bytes, and is cut to that size: the two ranks differ \
+            "{}: a message of {length} bytes to {}{within} is longer than its receive of {} bytes, and is cut to that size. The two ranks differ \
              in the count, the data type or the order of their operations, or in a buffer size (NCCL_BUFFSIZE, NCCL_P2P_NET_CHUNKSIZE, \
              NCCL_CHUNK_SIZE). It is reported once for each connection",
             self.qps.name,

@@ -40,7 +40,7 @@ pub fn enable_barrier() -> bool {
         HAS_BARRIER.store(true, Ordering::Release);
     } else {
         log::info!(
-            "the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer"
+            "the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, about 10 ns more"
         );
     }
     is_allowed

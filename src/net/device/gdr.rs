@@ -91,7 +91,7 @@ fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {
                 .into()
         }
         (Some(module), Some(error)) => format!(
-            "{module} is loaded, but {error} (was it loaded before the RDMA drivers, or built without them? reload it)"
+            "{module} is loaded, but {error}. Reload it after the RDMA drivers; or it was built without them"
         ),
         (Some(module), None) => format!("{module} is loaded"),
     }

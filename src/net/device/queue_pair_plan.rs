@@ -61,15 +61,15 @@ impl QueuePairPlan {
                 Some("the port is InfiniBand, whose switches do not choose paths by UDP ports")
             }
             () if config.adaptive_routing == Some(true) => {
-                Some("NCCL_IB_ADAPTIVE_ROUTING=1 says that packets are spread")
+                Some("NCCL_IB_ADAPTIVE_ROUTING=1: the fabric spreads packets")
             }
-            () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1 says that packets are spread"),
+            () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1: the fabric spreads packets"),
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
             () if !(is_at_once || config.stats && config.stats_sample > 0) => Some(
-                "messages are not timed with FERRITE_STATS=0 or FERRITE_SAMPLE=0, so lanes cannot be compared with one queue pair",
+                "FERRITE_STATS=0 or FERRITE_SAMPLE=0 times no messages, so lanes cannot be compared with one queue pair",
             ),
             () if !config.failover && !is_at_once => {
-                Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")
+                Some("lanes are added by a recovery, and FERRITE_FAILOVER=0")
             }
             () => None,
         };

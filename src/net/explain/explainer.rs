@@ -268,7 +268,7 @@ impl State {
             Due::Nothing => {}
             Due::Report => self.is_set_up_due = true,
             Due::WentOn(after, _) | Due::Closed(after) => {
-                self.notes.push(text::set_up_went_on(after))
+                self.notes.push(text::set_up_ended(after))
             }
         }
         self.is_set_up_due || !self.notes.is_empty()
@@ -284,7 +284,7 @@ impl State {
         match due {
             Due::Nothing => {}
             Due::Report => self.asking = Some(now),
-            Due::WentOn(after, next) => self.ended = Some(text::went_on(after, next)),
+            Due::WentOn(after, next) => self.ended = Some(text::wait_ended(after, next)),
             Due::Closed(after) => self.ended = Some(text::closed(after, &self.said)),
         }
         let is_near = self.report_times.is_near(longest);

@@ -194,43 +194,41 @@ pub(super) fn longest(set_ups: &[SetUp]) -> Option<Duration> {
     set_ups.iter().filter(|one| one.is_asked()).map(|one| one.age).max()
 }
 
-/// `softrnic1: listens at 10.0.0.1:4711 for 10 s; no peer has connected: …`
+/// `softrnic1: has been listening at 10.0.0.1:4711 for 10 s: no peer has connected. …`
 impl fmt::Display for SetUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { call, device, address, stage, age, unasked, detail: Detail { peer, trouble } } =
             self;
         let (age, unasked) = (age.as_secs(), unasked.unwrap_or(*age).as_secs());
         match call {
-            Call::Accept => write!(f, "{device}: listens at {address} for {age} s; ")?,
-            Call::Connect => write!(f, "{device}: connects to {address} for {age} s; ")?,
+            Call::Accept => write!(f, "{device}: has been listening at {address} for {age} s: ")?,
+            Call::Connect => write!(f, "{device}: has been connecting to {address} for {age} s: ")?,
         }
         match stage {
             Stage::Peer if !self.is_asked() => {
                 return write!(
                     f,
-                    "NCCL here has not called accept for {unasked} s: it waits for something else, or has abandoned the listener"
+                    "NCCL here has not called accept for {unasked} s: it waits for something else first, or has abandoned the listener"
                 );
             }
             Stage::Peer => write!(
                 f,
-                "no peer has connected: the peer is late or has failed, uses another network or another device, or cannot reach this \
-                 address (NCCL_SOCKET_IFNAME)"
+                "no peer has connected. It is late or has failed, uses another network or device, or cannot reach this address \
+                 (NCCL_SOCKET_IFNAME)"
             )?,
             Stage::Dial => write!(
                 f,
-                "there is no TCP connection: is the peer's process alive, and its port reachable?"
+                "there is no TCP connection. Check that the peer's process runs, and that its port can be reached"
             )?,
             Stage::Accept => write!(
                 f,
-                "the peer has not accepted: its process can be reached, but NCCL there has not called accept (`ferrite hang` there)"
+                "the peer has not accepted: its process answers, but NCCL there has not called accept. Run `ferrite hang` there"
             )?,
             Stage::Port => write!(f, "a port of this end cannot be used")?,
             Stage::QueuePairs => {
                 write!(f, "the queue pairs cannot be connected to those of {peer}")?
             }
-            Stage::Commit => {
-                write!(f, "{peer} has been answered but has not completed its connect")?
-            }
+            Stage::Commit => write!(f, "{peer} has the answer but has not completed its connect")?,
         }
         if !trouble.is_empty() {
             write!(f, " ({trouble})")?;

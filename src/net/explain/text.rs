@@ -162,23 +162,28 @@ impl Report {
             .as_ref()
             .map(|operation| format!("in {operation} "))
             .unwrap_or_default();
-        format!(
-            "{device}: {rank}has been waiting for {age} s {operation}{what} {peer}: {why}.{others}{set_up}"
-        )
+        let start = format!("{device}: {rank}has been waiting for {age} s {operation}");
+        match (finding.verdict, &finding.cause) {
+            // The cause comes first: a log may cut the line.
+            (Verdict::PeerWaits, Some(cause)) => {
+                let away = cause.depth - 1;
+                let cause = cause_text(cause, finding.operation.as_ref());
+                format!(
+                    "{start}because of others. The cause, {away} connection(s) away: {cause}. This process waits {what} \
+                     {peer}, which waits too.{others}{set_up}"
+                )
+            }
+            _ => format!("{start}{what} {peer}: {why}.{others}{set_up}"),
+        }
     }
 
     fn why(&self, finding: &Finding, recovery: Option<&RecoveryProgress>) -> String {
         match (&finding.cause, finding.verdict) {
-            (Some(cause), Verdict::PeerWaits) => {
-                let further = cause.depth - 1;
-                let cause = cause_text(cause, finding.operation.as_ref());
-                format!("that process waits itself. {further} connection(s) further, {cause}")
-            }
-            (None, Verdict::PeerWaits) => self.circle(finding),
+            (_, Verdict::PeerWaits) => self.circle(),
             (_, Verdict::OrderDiffers) => format!(
-                "NCCL there has not launched it, and NCCL here has not launched the operation of another communicator in \
-                 which others wait for it: most likely the two processes use two communicators in different orders \
-                 (py-spy dump){}",
+                "NCCL there has not launched it, and NCCL here has not launched an operation of another communicator for \
+                 which others wait. Probably the two processes use two communicators in different orders: compare \
+                 py-spy dump of both{}",
                 numbers(finding)
             ),
             (_, Verdict::Recovering) if recovery.is_some() => {
@@ -191,19 +196,15 @@ impl Report {
     }
 
     /// Describes that all processes asked wait for each other.
-    fn circle(&self, finding: &Finding) -> String {
-        let next = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
-        let next = next.map(|who| format!(" for {who}")).unwrap_or_default();
-        let least = self.least_lead.as_ref().map(|least_lead| {
+    fn circle(&self) -> String {
+        let least = self.least_lead.as_ref().map(|LeastLead { who, lead }| {
             format!(
-                ". The one that has sent the least against what it has received is {} ({:+} messages): most likely its \
-                 GPU stands still",
-                least_lead.who, least_lead.lead
+                ". Check the GPU of {who} first: it has sent the least, compared with what it has received ({lead:+} messages)"
             )
         });
         format!(
-            "that process waits itself{next}, and so do all that could be asked: either a GPU stands still whose receives are \
-             posted ahead, or operations of two communicators were begun in different orders{}",
+            "that process waits too, and so do all others that could be asked{}. Either a GPU hangs, or ranks launched \
+             operations of two communicators in different orders",
             least.unwrap_or_default()
         )
     }
@@ -213,57 +214,68 @@ impl Report {
 fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> String {
     let text = match verdict {
         Verdict::PeerHasNotSent => {
-            let what = "NCCL there has not sent (it has not called isend), and waits for no peer";
+            let what = "NCCL there has not called isend, and waits for no peer";
             return format!("{what}. {}", owes(operation, begun));
         }
         Verdict::PeerHasNotAsked => {
-            let what = "NCCL there has not asked for data (it has not called irecv), and waits for no peer";
+            let what = "NCCL there has not called irecv, and waits for no peer";
             return format!("{what}. {}", owes(operation, begun));
         }
         Verdict::PeerSilent => {
-            "that process does not answer, although the control connection to it stands: it is stopped (SIGSTOP, debugger, \
-             frozen cgroup), swapping, or gets no CPU; or its host is down (kill -CONT, /proc/PID/status)"
+            "that process does not answer, although its control connection is up. It is stopped, swaps or gets no CPU, or \
+             its host is down. Check its state in /proc/PID/status; T: kill -CONT PID"
         }
         Verdict::PeerGone => {
-            "the connection has ended: that process has ended or closed it, or one of the two has failed"
+            "the connection has ended: that process has ended or closed it, or one of the two has failed. Find the first \
+             error in both logs"
         }
         Verdict::DataLost => {
-            "messages are posted and not acknowledged, and have not arrived: the path loses them (ports, cables, switches \
-             between the two)"
+            "messages are posted but not acknowledged, and have not arrived: the path loses them. Check ports, cables and \
+             switches between the two"
         }
         Verdict::AcknowledgementsLost => {
-            "messages have arrived there, and are not acknowledged: the path back loses the acknowledgements"
+            "messages have arrived there but are not acknowledged: the path back loses the acknowledgements. Check ports, \
+             cables and switches between the two"
         }
         Verdict::Unacknowledged => {
-            "messages are posted and not acknowledged, and the control connection is lost: the path between the two, or that \
-             host, is down"
+            "messages are posted but not acknowledged, and the control connection is lost: the path or that host is down. \
+             Check the host and both networks"
         }
         Verdict::ClearToSendsLost => {
-            "the receiver has asked for data, and its clear-to-sends do not arrive at the sender: the path loses them"
+            "the receiver has called irecv, but its clear-to-sends do not arrive at the sender: the path loses them. Check \
+             ports, cables and switches between the two"
         }
         Verdict::Flush => {
-            "all data has arrived, and the read that flushes it to GPU memory is not complete: the GPU or the PCIe path to it \
-             does not answer (nvidia-smi, dmesg)"
+            "all data has arrived, but the read that flushes it to GPU memory does not complete. Check the GPU and its PCIe \
+             path: nvidia-smi, dmesg"
         }
         Verdict::OwnNotTested => {
-            "NCCL in this process makes no call, although requests are outstanding: its progress thread has ended or stands still"
+            "NCCL in this process makes no call, although requests are outstanding: its progress thread has ended or is \
+             blocked. Run py-spy dump --native"
         }
         Verdict::PeerNotTested => {
-            "NCCL there makes no call, although requests are outstanding: its progress thread has ended or stands still"
+            "NCCL there makes no call, although requests are outstanding: its progress thread has ended or is blocked. Run \
+             py-spy dump --native there"
         }
         Verdict::Recovering => {
-            "the connection between them recovers from a fault: see the log of either process, or run `ferrite hang` there"
+            "the connection between them is recovering from a fault. Read the log of either process, or run `ferrite hang` \
+             there"
         }
-        Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
-        Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
+        Verdict::Unreachable => {
+            "the control connection is lost, so the peer cannot be asked. Ferrite dials it again"
+        }
+        Verdict::NotAccepted => {
+            "NCCL there has not called accept for this connection. Run py-spy dump there"
+        }
         Verdict::OtherTags => {
-            "it has asked for messages with other tags: a bug, of Ferrite or of what calls it"
+            "the receiver has called irecv with other tags only. This is a bug in Ferrite or in its caller: report it with \
+             the JSON files of both"
         }
         Verdict::Moving => "that process makes progress with other messages",
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
         Verdict::OrderDiffers => {
-            "NCCL there has not launched it, and NCCL in the former has not launched the operation of another communicator in \
-             which others wait for it: most likely the two use two communicators in different orders (py-spy dump)"
+            "NCCL there has not launched it, and NCCL in the first has not launched an operation of another communicator for \
+             which others wait. Probably the two use two communicators in different orders: compare py-spy dump of both"
         }
         Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => {
             "it no longer waits"
@@ -277,20 +289,18 @@ fn owes(operation: Option<&Operation>, begun: Begun) -> String {
     let function = operation.map_or("operation", |operation| operation.call.function.name());
     match begun {
         Begun::Unknown => {
-            "Whether NCCL there has launched the operation is not known: its program is doing something else, or its GPU or \
-             another one of its host stands still (py-spy dump, nvidia-smi)"
-                .into()
+            "Either its program does something else (py-spy dump), or a GPU of that host hangs (nvidia-smi)".into()
         }
         Begun::Yes => {
-            "NCCL there has launched the operation: its GPU, or another one of its host, stands still or is busy with \
-             something before it (nvidia-smi, dmesg)"
+            "NCCL there has launched the operation: a GPU of that host hangs, or is busy with earlier work. Check nvidia-smi \
+             and dmesg"
                 .into()
         }
         Begun::No(last) => {
             let last = last.map_or_else(|| "none".into(), |last| format!("number {last}"));
             format!(
-                "NCCL there has not launched the operation (its last {function} of this communicator: {last}): its program has not \
-                 called it, or the call is held up by the set-up of connections, a CUDA graph or a launch before it (py-spy dump)"
+                "NCCL there has not launched the operation (last {function} of this communicator: {last}). Its program has not \
+                 called it, or an earlier launch holds it up: run py-spy dump there"
             )
         }
     }
@@ -312,9 +322,9 @@ fn numbers(finding: &Finding) -> String {
 }
 
 /// The line for a reported wait that has ended by itself.
-pub fn went_on(after: Duration, next: Duration) -> String {
+pub fn wait_ended(after: Duration, next: Duration) -> String {
     format!(
-        "the wait ended after {} s; from now on a wait is reported after {} s",
+        "the wait ended by itself after {} s. From now on, a wait is reported after {} s",
         seconds(after),
         next.as_secs()
     )
@@ -330,8 +340,11 @@ pub fn of_set_ups(set_ups: &[SetUp], in_all: usize) -> Option<String> {
 }
 
 /// The line for a reported wait before a connection existed that has ended or changed.
-pub fn set_up_went_on(after: Duration) -> String {
-    format!("a waiting connection set-up continued or was abandoned after {} s", seconds(after))
+pub fn set_up_ended(after: Duration) -> String {
+    format!(
+        "the wait for a connection ended after {} s: set-up continued, or NCCL gave it up",
+        seconds(after)
+    )
 }
 
 /// The line for a connection that was closed while it waited, by NCCL or after an error. `said` is
@@ -362,7 +375,8 @@ pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
         }
     };
     format!(
-        "{device}: {peer} has been waiting for {age} s {operation}{what}: NCCL here has not called {call}, and waits for no peer{begun}"
+        "{device}: {peer} has been waiting for {age} s {operation}{what}. NCCL here has not called {call}, and waits for no \
+         peer{begun}"
     )
 }
 
@@ -386,8 +400,8 @@ pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
         Verdict::Recovering if !cause.recovery.is_empty() => {
             format!("the connection between them {}", cause.recovery)
         }
-        Verdict::OwnNotTested => "NCCL in the former makes no call, although requests are outstanding: its progress thread has \
-             ended or stands still"
+        Verdict::OwnNotTested => "NCCL in the first makes no call, although requests are outstanding: its progress thread has \
+             ended or is blocked. Run py-spy dump --native there"
             .into(),
         _ => reason(*verdict, operation.as_ref(), *begun),
     };
@@ -398,8 +412,11 @@ pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
 mod tests {
     use super::super::json::json;
     use super::*;
+    use crate::log_line::{self, DEVICE, HOST};
     use crate::net::peer::recovery_progress::RailStanding;
     use crate::proto::explain::look::{Contact, Found, Look, Sight};
+    use crate::proto::explain::message::Standing;
+    use crate::proto::explain::numbers::End;
     use crate::proto::explain::operation::{Call, Function, PeerRank};
     use std::cell::Cell;
     use std::time::Instant;
@@ -415,8 +432,8 @@ mod tests {
         let recovery = RecoveryProgress {
             since: Instant::now(),
             attempts: 21,
-            cause: "rails 0 acknowledge nothing".into(),
-            waits_for: "New queue pairs are not ready".into(),
+            cause: "no acknowledgement on rail(s) 0".into(),
+            waits_for: "New queue pairs are being connected and tested".into(),
             rails: vec![RailStanding {
                 number: 0,
                 port: "mlx5_0:1".into(),
@@ -435,26 +452,8 @@ mod tests {
             begun,
             recovery: recovery.summary(),
         };
-        let all = [
-            Verdict::PeerHasNotSent,
-            Verdict::PeerHasNotAsked,
-            Verdict::PeerSilent,
-            Verdict::PeerGone,
-            Verdict::PeerNotTested,
-            Verdict::OwnNotTested,
-            Verdict::DataLost,
-            Verdict::AcknowledgementsLost,
-            Verdict::ClearToSendsLost,
-            Verdict::Unacknowledged,
-            Verdict::Unreachable,
-            Verdict::Recovering,
-            Verdict::NotAccepted,
-            Verdict::OtherTags,
-            Verdict::Flush,
-            Verdict::OrderDiffers,
-        ];
         let mut text = String::new();
-        for verdict in all {
+        for verdict in ALL {
             text += &format!(
                 "{verdict:?}: {}\n",
                 cause_text(&cause(verdict, Begun::No(Some(6))), None)
@@ -464,6 +463,134 @@ mod tests {
             &format!("begun: {}\n", cause_text(&cause(Verdict::PeerHasNotSent, Begun::Yes), None));
         text += &format!("own recovery: {recovery}\n");
         testkit::snapshot!("hang_causes", &text);
+    }
+
+    /// The line of a process that waits in the longest operation, for a peer with the longest names.
+    fn line(verdict: Verdict, cause: Option<Cause>, recovery: Option<RecoveryProgress>) -> String {
+        let (peer, me) = (log_line::identity(131_070), log_line::identity(131_072));
+        let numbers = Numbers::Receiver {
+            posted: 4_000_000_000,
+            announced: 4_000_000_000,
+            flushes: false,
+            arrived: 3_999_999_999,
+        };
+        let end = End { numbers, recovers: false, is_untested: false, still_ms: 10_000 };
+        let standing = Standing {
+            end: end.clone(),
+            me: peer.clone(),
+            is_busy: false,
+            waits_for: Some(me.clone()),
+            cause: None,
+            least_lead: None,
+            begun: Begun::Unknown,
+            crossing: None,
+        };
+        let finding = Finding {
+            id: 1,
+            age: Duration::from_secs(12_345),
+            end,
+            verdict,
+            peer,
+            theirs: Some(standing),
+            cause,
+            operation: Some(operation()),
+            begun: Begun::No(Some(239_845_910)),
+        };
+        let name = EndName {
+            device: DEVICE.into(),
+            peer: log_line::peer().to_string(),
+            end: "the peer's process has died".into(),
+            recovery,
+        };
+        let mut report = Report::without_messages(me, 8, Duration::from_secs(10));
+        (report.findings, report.waits) = (vec![(finding, name)], 32);
+        report.least_lead = Some(LeastLead { lead: -100, who: log_line::identity(131_069) });
+        format!("report /tmp/ferrite-hang.{HOST}.4194303.8.json: {}", report.text())
+    }
+
+    fn operation() -> Operation {
+        let call = Call { function: Function::ReduceScatter, number: Some(239_845_911) };
+        let name = "tensor_and_pipeline_parallel_17".into();
+        Operation { call, communicator: 1, name, peer: PeerRank::Known(3) }
+    }
+
+    const ALL: [Verdict; 16] = [
+        Verdict::PeerHasNotSent,
+        Verdict::PeerHasNotAsked,
+        Verdict::PeerSilent,
+        Verdict::PeerGone,
+        Verdict::PeerNotTested,
+        Verdict::OwnNotTested,
+        Verdict::DataLost,
+        Verdict::AcknowledgementsLost,
+        Verdict::ClearToSendsLost,
+        Verdict::Unacknowledged,
+        Verdict::Unreachable,
+        Verdict::Recovering,
+        Verdict::NotAccepted,
+        Verdict::OtherTags,
+        Verdict::Flush,
+        Verdict::OrderDiffers,
+    ];
+
+    /// The cause, and the process to look at, are in what NCCL shows of the line.
+    #[test]
+    fn a_log_with_long_names_shows_the_cause_of_a_wait() {
+        let rail = |number| RailStanding {
+            number,
+            port: format!("{DEVICE}:{number}"),
+            is_usable: true,
+            is_usable_by_peer: true,
+        };
+        let recovery = RecoveryProgress {
+            since: Instant::now(),
+            attempts: 21,
+            cause: "no acknowledgement on rail(s) 0, 1, 2, 3".into(),
+            waits_for: "The peer has not answered".into(),
+            rails: [0, 1, 2, 3].map(rail).into(),
+        };
+        for verdict in ALL {
+            let far = log_line::identity(99_999);
+            let cause = Cause {
+                verdict,
+                near: log_line::identity(88_888),
+                far,
+                depth: 1234,
+                age_ms: 0,
+                waited_ms: 10_000,
+                operation: Some(operation()),
+                begun: Begun::No(Some(239_845_910)),
+                recovery: recovery.summary(),
+            };
+            let why = match verdict {
+                Verdict::Recovering => "switches, routes, access lists".into(),
+                Verdict::PeerGone => "the connection has ended: ".into(),
+                Verdict::PeerHasNotSent | Verdict::PeerHasNotAsked => {
+                    "has not launched the operation (last ReduceScatter".into()
+                }
+                verdict => reason(verdict, None, Begun::Unknown),
+            };
+            let far = cause.far.to_string();
+            for line in [
+                line(verdict, None, Some(recovery.clone())),
+                line(Verdict::PeerWaits, Some(cause), None),
+            ] {
+                let shown = log_line::shown(&line);
+                let why = match verdict {
+                    Verdict::OrderDiffers => "use two communicators in different orders",
+                    Verdict::OwnNotTested => "makes no call",
+                    _ => &why,
+                };
+                assert!(shown.contains(why), "{verdict:?}: {shown}");
+                assert!(!line.contains("The cause") || shown.contains(&far), "{shown}");
+            }
+        }
+        let circle = log_line::shown(&line(Verdict::PeerWaits, None, None));
+        assert!(
+            circle.contains("Check the GPU of rank 131069 ")
+                && circle.contains("two communicators"),
+            "{circle}"
+        );
     }
 
     #[test]

@@ -59,8 +59,8 @@ impl GivenDmaBuf {
             let warn = |e| {
                 WARNED.call_once(|| {
                     log::warn!(
-                        "cannot keep the dma-buf of registered GPU memory: {e}; a connection with such memory ends if it loses its only \
-                         card, and does not go back to one of several (ulimit -n is the limit of descriptors)"
+                        "cannot keep the dma-buf of registered GPU memory: {e} (ulimit -n limits descriptors). A connection with this \
+                         memory ends if it loses its only card, and does not return to one of several"
                     );
                 });
             };

@@ -37,27 +37,27 @@ impl RecoveryProgress {
         self.since.elapsed()
     }
 
-    /// How far it is, each rail with this end's port, and what to check: what another process needs
+    /// How far it is, what to check, and each rail with this end's port: what another process needs
     /// to find the fault.
     pub fn summary(&self) -> String {
         let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
         let rail = |RailStanding { number, port, is_usable, is_usable_by_peer }: &RailStanding| {
             let state = match (is_usable, is_usable_by_peer) {
-                (true, true) => "port up at both ends, nothing is acknowledged",
+                (true, true) => "port up at both ends, no acknowledgement",
                 (false, true) => "this end cannot use its port",
                 (true, false) => "the peer cannot use its port",
                 (false, false) => "neither end can use its port",
             };
-            format!("; rail {number} ({port}): {state}")
+            format!(". Rail {number} ({port}): {state}")
         };
         let rails: String = self.rails.iter().map(rail).collect();
         let has_rail = self.rails.iter().any(|rail| rail.is_usable && rail.is_usable_by_peer);
         let check = match has_rail {
-            true => "the path between the ports: switches, routes, access lists",
-            false => "that port: link, cable, switch port, address, card",
+            true => "the path between the ports (switches, routes, access lists)",
+            false => "the port (cable, switch port, address, card)",
         };
         format!(
-            "has been recovering from a fault for {seconds:.1} s, attempt {attempts}{rails}. Check {check}"
+            "has been recovering from a fault for {seconds:.1} s, attempt {attempts}. Check {check}{rails}"
         )
     }
 }
@@ -87,8 +87,8 @@ mod tests {
             let progress = RecoveryProgress {
                 since: Instant::now(),
                 attempts: 21,
-                cause: "rails 0 acknowledge nothing".into(),
-                waits_for: "New queue pairs are not ready".into(),
+                cause: "no acknowledgement on rail(s) 0".into(),
+                waits_for: "New queue pairs are being connected and tested".into(),
                 rails: vec![rail],
             };
             progress.to_string()
@@ -96,8 +96,8 @@ mod tests {
         let text = of(true, true);
         for words in [
             "attempt 21",
-            "rail 0 (mlx5_0:1): port up at both ends, nothing is acknowledged",
-            "acknowledge nothing",
+            "Rail 0 (mlx5_0:1): port up at both ends, no acknowledgement",
+            "Latest failure: no acknowledgement on rail(s) 0",
             "switches",
         ] {
             assert!(text.contains(words), "{text}");

@@ -348,18 +348,17 @@ impl Attempts {
                 self.failed
             ));
         }
-        error = error.context(format_args!(
+        if let Some(trouble) = rail.trouble_towards(local, &far.gid) {
+            error = error.context(format_args!("likely: {trouble}"));
+        }
+        error.context(format_args!(
             "{} with GID {} (index {}), peer {} with GID {}",
             rail.name,
             local.gid.address(),
             local.gid.index,
             ends.peer(),
             gid::address(&far.gid)
-        ));
-        if let Some(trouble) = rail.trouble_towards(local, &far.gid) {
-            return error.context(format_args!("likely: {trouble}"));
-        }
-        error
+        ))
     }
 }
 

@@ -2,35 +2,52 @@
 
 use super::wr_id::WrId;
 use crate::error::Error;
+use crate::net::peer::name::PeerName;
 use crate::net::peer::state::PeerState;
 use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
 
 /// The settings for the time after which a device reports a peer that does not acknowledge.
-const RETRY_SETTINGS: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait";
+const RETRY_SETTINGS: &str =
+    "; NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT set how long the device retries";
 
-/// The error for a failed completion on port `on`, between the two ends in `between`, with the
-/// state of `peer`.
+/// The error for a failed completion on a port, between two ends, whose addresses may have a
+/// `trouble`, with the state of `peer`. The addresses come last: a log may cut the line.
 #[cold]
 #[inline(never)]
-pub(super) fn failure(completion: &Completion, on: &str, between: &str, peer: &PeerState) -> Error {
-    let (status, vendor_error) = (completion.status(), completion.vendor_error());
-    let circumstances = circumstances(status, &peer.reason(), peer.is_lost());
+pub(super) fn failure(
+    completion: &Completion,
+    (on, between): &(String, String),
+    trouble: Option<String>,
+    peer: &PeerState,
+) -> Error {
+    let status = completion.status();
+    let circumstances = circumstances(status, &peer.reason(), peer.is_lost(), trouble.as_deref());
     let operation = WrId::from_bits(completion.id()).operation();
-    let name = peer.peer();
-    Error::remote(format!(
-        "{operation} on {on}: {status}, vendor error {vendor_error}; {between}, peer {name}{circumstances}"
-    ))
+    let work = (operation, status, completion.vendor_error());
+    Error::remote(text(work, (on, between), peer.peer(), &circumstances))
+}
+
+fn text(
+    (operation, status, vendor_error): (&str, Status, u32),
+    (on, between): (&str, &str),
+    peer: &PeerName,
+    circumstances: &str,
+) -> String {
+    let retries = if status == Status::RETRY_EXCEEDED { RETRY_SETTINGS } else { "" };
+    format!(
+        "{operation} on {on}: {status}, vendor error {vendor_error}; peer {peer}{circumstances}; {between}{retries}"
+    )
 }
 
 /// The end of the error's text: the state of the peer, and the likely cause. `reason` is why the
 /// connection cannot continue or that its control connection is lost (`is_lost`). It is empty while
 /// the control connection exists.
-fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
+fn circumstances(status: Status, reason: &str, is_lost: bool, trouble: Option<&str>) -> String {
     let has_no_answer = status == Status::RETRY_EXCEEDED;
     let peer = match reason {
         "" if has_no_answer => {
-            "; the peer's control connection still stands, so its process lives and the path is at fault".into()
+            "; its control connection is up, so its process lives and the path is at fault".into()
         }
         "" => String::new(),
         reason => format!("; {reason}"),
@@ -40,7 +57,10 @@ fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
         // The peer has failed: the path is not the cause.
         _ if has_no_answer && !reason.is_empty() && !is_lost => peer,
         "" => peer,
-        cause if has_no_answer => format!("{peer}; likely: {death}{cause}; {RETRY_SETTINGS}"),
+        cause if has_no_answer => {
+            let trouble = trouble.map(|trouble| format!("{trouble}, or ")).unwrap_or_default();
+            format!("{peer}; likely: {death}{trouble}{cause}")
+        }
         cause => format!("{peer}; likely: {cause}"),
     }
 }
@@ -48,21 +68,44 @@ fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log_line::{self, DEVICE, HOST, shown};
 
     /// The text never says both that the peer lives and that it has died.
     #[test]
     fn the_likely_cause_agrees_with_the_state_of_the_peer() {
-        let lives = circumstances(Status::RETRY_EXCEEDED, "", false);
+        let lives = circumstances(Status::RETRY_EXCEEDED, "", false, None);
         assert!(
             lives.contains("its process lives") && lives.contains("likely: a link or switch"),
             "{lives}"
         );
         assert!(!lives.contains("died"), "{lives}");
-        let unknown =
-            circumstances(Status::RETRY_EXCEEDED, "the control connection was lost before", true);
+        let unknown = circumstances(
+            Status::RETRY_EXCEEDED,
+            "the control connection was lost before",
+            true,
+            None,
+        );
         assert!(unknown.contains("lost before; likely: the peer has died, or a link"), "{unknown}");
-        let dead = circumstances(Status::RETRY_EXCEEDED, "the peer's process has died", false);
+        let trouble = Some("the two are in different networks");
+        let dead =
+            circumstances(Status::RETRY_EXCEEDED, "the peer's process has died", false, trouble);
         assert_eq!(dead, "; the peer's process has died");
-        assert!(circumstances(Status(10), "", false).starts_with("; likely: "));
+        assert!(circumstances(Status(10), "", false, None).starts_with("; likely: "));
+    }
+
+    #[test]
+    fn a_log_with_long_names_shows_the_status_the_peer_the_cause_and_both_addresses() {
+        let gid = "fd00:1234:5678:9abc:def0:1234:5678:9abc";
+        let end = |of: &str| format!("{of} GID {gid} (index 255) LID 0 queue pair 16777215");
+        let between = format!("{}, {} of {DEVICE} port 1", end("local"), end("remote"));
+        let trouble = "the two are in different networks, and no router joins them";
+        let circumstances = circumstances(Status::RETRY_EXCEEDED, "", false, Some(trouble));
+        let work = ("sending a clear-to-send", Status::RETRY_EXCEEDED, 136);
+        let line = shown(&text(work, (DEVICE, &between), &log_line::peer(), &circumstances));
+        for part in ["(status 12)", HOST, "its process lives", trouble, "smaller MTU", "local GID"]
+        {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert_eq!(line.matches(gid).count(), 2, "{line}");
     }
 }

@@ -86,9 +86,7 @@ impl InitRailQps {
                     return Err(error);
                 }
                 Err(error) if qps.is_empty() => {
-                    return Err(error.hint(
-                        "other connections may have lanes; FERRITE_LANES=1 uses fewer queue pairs",
-                    ));
+                    return Err(error.hint("FERRITE_LANES=1 uses fewer queue pairs"));
                 }
                 Err(error) => {
                     qps.truncate(more_than.unwrap_or(count));

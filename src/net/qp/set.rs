@@ -8,7 +8,7 @@ use super::init_rail::{InitRailQps, QpSetRail, RailPort};
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
-use crate::host::sysfs;
+use crate::host::{gid, sysfs};
 use crate::net::control::fork::process_id;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
@@ -28,7 +28,6 @@ use crate::verbs::queue_pair::{QpCaps, QueuePair};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, RECV_BATCH, Sge, Target, Write};
-use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -384,13 +383,10 @@ impl QpSet {
     #[cold]
     #[inline(never)]
     pub(super) fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
-        let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
-        let mut error = failure(completion, &on, &between, peer);
-        if completion.status() == Status::RETRY_EXCEEDED
-            && let Some(trouble) = self.trouble(WrId::from_bits(completion.id()).qp())
-        {
-            error = error.context(format_args!("or {trouble}"));
-        }
+        let qp = WrId::from_bits(completion.id()).qp();
+        let is_unanswered = completion.status() == Status::RETRY_EXCEEDED;
+        let trouble = is_unanswered.then(|| self.trouble(qp)).flatten();
+        let error = failure(completion, &self.ends(qp), trouble, peer);
         if completion.status().is_recoverable() { error.recoverable() } else { error }
     }
 
@@ -417,10 +413,10 @@ impl QpSet {
         let remote_qpn = self.remote.qp_end(proto::QpIndex(qp), self.striping).map_or(0, |l| l.qpn);
         let between = format!(
             "local GID {} (index {}) LID {} queue pair {qpn}, remote GID {} LID {} queue pair {remote_qpn} of {}",
-            Ipv6Addr::from(address.gid.gid),
+            gid::address(&address.gid.gid),
             address.gid.index,
             address.port.lid,
-            Ipv6Addr::from(far.gid),
+            gid::address(&far.gid),
             far.lid,
             far.name,
         );

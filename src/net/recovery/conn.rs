@@ -14,6 +14,7 @@ use crate::net::background::port_listeners::{PortEvent, PortListener};
 use crate::net::background::workers::{Job, JobId, Workers};
 use crate::net::control::observers::RecoveryEvents;
 use crate::net::device::nic::Nic;
+use crate::net::peer::name::PeerName;
 use crate::net::peer::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::net::peer::state::PeerState;
 use crate::net::qp::reach::Silent;
@@ -700,7 +701,7 @@ impl Job for ConnRecovery {
             Err(e) => {
                 work.changes.end_turn();
                 work.new_qps.discard();
-                log::warn!("{}: the connection to {} ends: {e}", self.nic.name, self.peer.peer());
+                log::warn!("{}", line_of_end(&self.nic.name, self.peer.peer(), &e.text()));
                 self.peer.fail(&e.text());
                 None
             }
@@ -773,7 +774,7 @@ fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
 /// The connection requests another number of queue pairs.
 fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChange) {
     let text = format!(
-        "{}: the connection to {} asks for {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
+        "{}: the connection to {} requests {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
         nic.name,
         peer.peer()
     );
@@ -785,11 +786,18 @@ fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChan
 
 /// The connection does not run yet; `so_far` says why.
 fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
-    let text =
-        format!("{}: the connection to {} is still recovering: {so_far}", nic.name, peer.peer());
+    let text = line_of_delay(&nic.name, peer.peer(), so_far);
     if let Some(line) = nic.notices.line("late", &text) {
-        log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
+        log::warn!("{line}. It fails after FERRITE_GIVE_UP={} s", nic.config.give_up_s);
     }
+}
+
+fn line_of_delay(name: &str, peer: &PeerName, so_far: &str) -> String {
+    format!("{name}: the connection to {peer} is still recovering: {so_far}")
+}
+
+fn line_of_end(name: &str, peer: &PeerName, why: &str) -> String {
+    format!("{name}: the connection to {peer} ends: {why}")
 }
 
 /// The connection runs on `in_use` of its `rails` again, after this time and number of attempts.
@@ -816,7 +824,47 @@ fn log_recovered(
 
 #[cfg(test)]
 mod tests {
+    use super::super::new_qps::likely;
     use super::*;
+    use crate::log_line::{self, DEVICE, HOST, shown};
+
+    /// The first failure has its whole text, and the devices of all four rails are named.
+    #[test]
+    fn a_log_with_long_names_shows_how_far_a_recovery_is_and_why_it_was_given_up() {
+        let seconds = Duration::from_secs;
+        let mut machine = Recovery::new(Role::Sender, RailMask::first(4), seconds(120));
+        let first = format!(
+            "sending data on {DEVICE}: no acknowledgement (status 12), vendor error 136; {}",
+            "long ".repeat(100)
+        );
+        machine.handle_fault(Time::ZERO, &first);
+        machine.handle_usable(Time::ZERO, RailMask::first(3));
+        let delay =
+            shown(&line_of_delay(DEVICE, &log_line::peer(), &machine.describe(seconds(99))));
+        for part in [
+            HOST,
+            "in 99 s",
+            "The old queue pairs are not destroyed",
+            "Usable rails: 0, 1, 2 here, 0, 1, 2, 3 at the peer",
+            "(status 12)",
+        ] {
+            assert!(delay.contains(part), "{part}: {delay}");
+        }
+        assert!(!delay.contains("long"), "{delay}");
+        machine.handle_timeout(seconds(121));
+        let Some(Action::Fail(reason)) = std::iter::from_fn(|| machine.poll_action()).last() else {
+            panic!("it is given up")
+        };
+        let paths = [0, 1, 2, 3]
+            .map(|rail| format!("{DEVICE}:{rail} (GID fd00::{rail}) to GID fd01::{rail}"));
+        let trouble = "the two are in different networks, and no router joins them";
+        let why = format!("{reason}{}", likely(Some(trouble), &paths));
+        let end = shown(&line_of_end(DEVICE, &log_line::peer(), &why));
+        for part in [HOST, "within 121 s", "Usable rails: ", "(status 12)", trouble, "smaller MTU"]
+        {
+            assert!(end.contains(part), "{part}: {end}");
+        }
+    }
 
     #[test]
     fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {

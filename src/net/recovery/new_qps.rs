@@ -335,8 +335,7 @@ impl NewQps {
             format!("{} ({own}) to GID {}", port.name, gid::address(far))
         };
         let paths: Vec<_> = self.between.iter().map(&mut path).collect();
-        let or = troubles.first().map_or_else(String::new, |trouble| format!(", or {trouble}"));
-        format!("; from {}; likely: {}{or}", paths.join(", from "), Status::RETRY_EXCEEDED.cause())
+        likely(troubles.first().map(String::as_str), &paths)
     }
 
     /// Records that the queue pairs are on these ports and connected to these GIDs. Paths between
@@ -464,6 +463,14 @@ impl NewQps {
 /// The paths between these ports, by rail number.
 fn paths(between: &[Between]) -> impl Iterator<Item = (u8, Ports)> {
     between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
+}
+
+/// For messages: why `paths` lose everything; one of them has a `trouble`. The first part is what a
+/// log shows of a long line.
+pub(super) fn likely(trouble: Option<&str>, paths: &[String]) -> String {
+    let trouble = trouble.map(|trouble| format!("{trouble}, or ")).unwrap_or_default();
+    let cause = Status::RETRY_EXCEEDED.cause();
+    format!(". Likely: {trouble}{cause}. From {}", paths.join(", from "))
 }
 
 /// Packets larger than this many bytes are lost because of `cause`; the connection now uses smaller

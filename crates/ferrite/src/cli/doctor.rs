@@ -25,28 +25,27 @@ use crate::doctor::{report, rows};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Looks at this machine as a job would find it, in the environment in which it is started: inside the job's container, as \
-the job's user, with the job's variables. It needs neither NCCL nor root, and changes nothing: devices are opened, and \
-what is made on them for a trial is destroyed again. Each line is a verdict, the row, a fact; below it, behind `->`, what \
-to do. `unknown` means that it could not be found out here. The rows are explained in docs/doctor.md.\n\n\
-With --serve on one host and HOST:PORT on the others (or with --job under a launcher, one process a host) it looks at the \
-hosts together: whether they are alike, and whether each reaches the others over each rail, at which speed.\n\n\
-Exit code 0: nothing FAILs (and nothing warns, with --fail-on-warn); 1: something does; 2: a wrong command line; \
-130: interrupted.")]
+Run it where the job runs: in the same container, as the same user, with the same variables. It needs neither NCCL nor root. \
+It opens devices, creates queue pairs for a test and destroys them; nothing else changes. Each line has a verdict, a row and a \
+fact. The line after `->` says what to do. `unknown` means that it cannot be found out here. docs/doctor.md explains the \
+rows.\n\n\
+With --serve on one host and HOST:PORT on the others, or with --job under a launcher, it checks several hosts together: whether \
+they are alike, and whether each reaches the others over each rail, and how fast.\n\n\
+Exit code 0: nothing FAILs; 1: something FAILs, or warns with --fail-on-warn; 2: wrong command line; 130: interrupted.")]
 pub(super) struct Doctor {
-    /// Only these rows, by name
+    /// Check only these rows, separated by commas
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["server", "serve", "job"])]
     only: Vec<String>,
-    /// Names all rows and what they look at, and does nothing
+    /// List the rows and what they check, and end
     #[arg(long)]
     list: bool,
     /// Print JSON instead of lines
     #[arg(long)]
     json: bool,
-    /// Exit with 1 for warnings as well
+    /// Exit with 1 also for warnings
     #[arg(long)]
     fail_on_warn: bool,
-    /// The plugin that is tried [default: ../lib/libnccl-net.so beside this program]
+    /// Plugin to check [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// Processes of the job on this host [default: one for each GPU that the driver has, or 1]
@@ -79,7 +78,8 @@ impl Doctor {
             let text = match self.json {
                 true => serde_json::to_string_pretty(&listed).unwrap_or_default() + "\n",
                 false => {
-                    listed.iter().map(|row| format!("{:<15}  {}\n", row.name, row.what)).collect()
+                    let line = |row: &Listed| format!("{:<15} {}\n", row.name, row.what);
+                    report::fitted(&listed.iter().map(line).collect::<String>(), output::width())
                 }
             };
             return output::write_stdout(&text).map(|()| Exit::Good);
@@ -157,13 +157,13 @@ fn exit(looked: &[RowReport], fail_on_warn: bool) -> Exit {
 pub(super) struct Peers {
     #[command(flatten)]
     meeting: MeetingArgs,
-    /// Hosts that take part, with --serve
+    /// Number of hosts, this one included; with --serve
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=4096))]
     hosts: u16,
-    /// Time of each measurement between hosts; ms
+    /// Milliseconds of each bandwidth measurement between hosts
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     slice: u64,
-    /// Each rail with each rail of the others, and not only with the one of the same number
+    /// Test each rail with each rail of the other hosts, not only with the one of the same number
     #[arg(long)]
     full: bool,
 }
@@ -193,7 +193,7 @@ impl Peers {
                     0 => Ok(Session::Joined(Exit::Good)),
                     1 => Ok(Session::Joined(Exit::Worse)),
                     _ => Err(Error::Unreadable(format!(
-                        "this host's part in the session of {place} has failed, see above"
+                        "this host failed in the session of {place}; see above"
                     ))),
                 };
             }
@@ -231,7 +231,7 @@ fn here(machine: &Machine) -> String {
 pub(super) fn host(place: &str, plugin: &Path) -> Result<Exit> {
     let session::Ended { failed, warned } = session::main(place, plugin)?;
     output::write_stderr(format_args!(
-        "the session is over: {failed} FAIL, {warned} warn; the report is the server's"
+        "the session is over: {failed} FAIL, {warned} warn; the server has the report"
     ));
     Ok(if failed > 0 { Exit::Worse } else { Exit::Good })
 }

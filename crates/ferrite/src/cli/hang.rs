@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::doctor::report;
 use crate::hang;
 use crate::hang::{Finding, State, summary};
 use lab::cli::exit::Exit;
@@ -14,24 +15,23 @@ use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A process answers with what its messages wait for. It asks its peers first, on other hosts too, and they ask theirs: this takes \
-up to five seconds. If it does not answer, its state and its statistics file show what is outstanding. It must belong to the \
-same user, unless you are root.\n\n\
-Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel; the report says what \
-and why; 2: there is no such file, or no such process that uses Ferrite. A process that ends during the check does not count.")]
+Each process first asks its peers, also on other hosts, and they ask theirs. This takes up to five seconds. If a process does \
+not answer, the command reports its state, and from its statistics file what is outstanding. Only root can ask processes of \
+other users.\n\n\
+Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel; 2: there is no such \
+file, or no such process that uses Ferrite. A process that ends during the check does not count.")]
 pub(super) struct Hang {
-    /// A process id; `all` processes of this user and machine; or the statistics file of a process
-    /// that has ended
+    /// A process id; `all` for all processes of this user on this machine; or the statistics file of
+    /// a process that has ended
     #[arg(value_name = "PID|all|FILE")]
     target: String,
-    /// Print each connection that waits, with its peer's answer
+    /// Also print each connection that waits, with its peer's answer
     #[arg(long)]
     waits: bool,
-    /// Time that all processes together have to answer; s
+    /// Seconds that all processes together have to answer
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
-    /// A wait of this many seconds is a hang; s [default: the process's own limit,
-    /// FERRITE_HANG_SECONDS]
+    /// Seconds after which a wait is a hang [default: the process's FERRITE_HANG_SECONDS]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
     threshold: Option<u64>,
 }
@@ -43,7 +43,8 @@ impl Hang {
         let code = |hangs: bool| if hangs { Exit::Worse } else { Exit::Good };
         if self.target != "all" && self.target.parse::<u32>().is_err() {
             let finding = Finding::of_file(Path::new(&self.target))?;
-            output::write_stdout(&format!("{}: {}\n", self.target, finding.text()))?;
+            let text = format!("{}: {}\n", self.target, finding.text());
+            output::write_stdout(&report::fitted(&text, output::width()))?;
             return Ok(code(finding.hangs(threshold)));
         }
         let findings = match self.target.parse() {
@@ -52,7 +53,8 @@ impl Hang {
         };
         let hangs = findings.values().any(|finding| finding.hangs(threshold));
         let healthy = if hangs { "" } else { "nothing waits too long\n" };
-        output::write_stdout(&format!("{healthy}{}", summary(&findings, self.waits)))?;
+        let text = format!("{healthy}{}", summary(&findings, self.waits));
+        output::write_stdout(&report::fitted(&text, output::width()))?;
         Ok(code(hangs))
     }
 }
@@ -63,11 +65,11 @@ fn of_one(pid: u32, limit: Duration) -> Result<Finding> {
     match &finding {
         Finding::Outside(State::Ended, traces) if traces.has_file() => Ok(finding),
         Finding::Outside(State::Ended, _) => Err(Error::Unreadable(format!(
-            "process {pid} has ended, or there was none, and it has left no statistics file"
+            "process {pid} has ended or never existed, and left no statistics file"
         ))),
         _ if !finding.is_of_ferrite() => Err(Error::Unreadable(format!(
-            "process {pid} has no connection of Ferrite that can be seen from here: it has none yet, has FERRITE_HANG_SECONDS=0, \
-             or is in another container"
+            "process {pid} has no connection of Ferrite that can be seen from here. It has none yet, or FERRITE_HANG_SECONDS=0, \
+             or runs in another container"
         ))),
         _ => Ok(finding),
     }
@@ -79,7 +81,9 @@ fn of_all(limit: Duration) -> Result<BTreeMap<u32, Finding>> {
         Finding::of_processes(hang::known().into_iter().chain(hang::processes()), limit);
     findings.retain(|_, finding| finding.is_of_ferrite());
     if findings.is_empty() {
-        return Err(Error::Unreadable("no process of this user uses Ferrite here".into()));
+        return Err(Error::Unreadable(
+            "no process of this user uses Ferrite on this machine".into(),
+        ));
     }
     Ok(findings)
 }

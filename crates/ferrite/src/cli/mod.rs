@@ -20,16 +20,16 @@ use crate::doctor::machine;
 
 const ENVIRONMENT: &str = "\
 Environment:
-  FERRITE_NCCL    libnccl.so.2 to use where no version is named, instead of 2.21.5 in the cache
-  XDG_CACHE_HOME  where it is cached (ferrite/nccl-2.21.5/) [default: ~/.cache]
-  FERRITE_DIST    folder of lib/libnccl-net.so and softrnic/ [default: above this program's]
-  RUST_LOG        debug shows every line that the workers and their transports print
-  NCCL_*          reach both sides alike";
+  FERRITE_NCCL    libnccl.so.2 to use if no version is given [default: 2.21.5 in the cache]
+  XDG_CACHE_HOME  folder of the cache (ferrite/nccl-2.21.5/) [default: ~/.cache]
+  FERRITE_DIST    folder of lib/libnccl-net.so and softrnic/ [default: parent of this program's]
+  RUST_LOG        debug: show every line that the workers and their transports print
+  NCCL_*          passed to both sides";
 
 #[derive(Debug, Parser)]
 #[command(
     name = "ferrite",
-    about = "Looks at machines and running jobs; verifies, measures and compares NCCL network transports"
+    about = "Checks machines and running jobs; verifies, measures and compares NCCL network transports"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,17 +39,15 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it in a run")]
 enum Command {
-    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it
-    /// slow
+    /// Check this machine before a job: what keeps NCCL from using the plugin, or makes it slow
     Doctor(doctor::Doctor),
-    /// Show what the connections of this machine's processes do, as they run
+    /// Show devices and connections of this machine's processes while they run
     Top(top::Top),
-    /// Show the lanes of connections: what each carries, how fast, and how often lanes were given
-    /// other paths
+    /// Show the lanes of each connection: share of the data, speed, moves to other paths
     Paths(top::Paths),
-    /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
+    /// Write a timeline of messages at both ends, for Perfetto, and list the slowest
     Trace(trace::Trace),
-    /// Show what processes wait for, and why
+    /// Show what waiting processes wait for, and the cause
     Hang(hang::Hang),
     #[command(flatten)]
     Lab(lab::cli::Command),

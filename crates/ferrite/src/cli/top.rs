@@ -19,15 +19,15 @@ use crate::top::{openmetrics, rates, table};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Shows devices and connections of all processes of this machine that use the plugin, from the files that they write \
-(docs/stats-file.md). It only reads. In a terminal: [s] another order, [space] pause, [q] end. Else it prints a table each \
-interval.\n\n\
+Reads the statistics files of all processes of this machine that use the plugin (docs/stats-file.md), and changes nothing. \
+In a terminal: [s] next sort order, [space] pause, [q] quit. Otherwise it prints a table each interval. docs/slow.md explains \
+the columns.\n\n\
 Exit code 0: shown; 2: the folder cannot be read; 3: with --once, no process was found; 130: interrupted.")]
 pub(super) struct Top {
-    /// Time between two looks; s
+    /// Seconds between two readings
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
     interval: f64,
-    /// Read twice, an interval apart, print the table, and end
+    /// Read twice, print one table, and end
     #[arg(long)]
     once: bool,
     /// Order of the connections
@@ -36,16 +36,16 @@ pub(super) struct Top {
     /// Show only connections that match every key: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
     #[arg(long, value_name = "LIST", default_value = "", value_parser = Filter::parse)]
     filter: Filter,
-    /// Print an object of JSON each interval
+    /// Print a JSON object each interval
     #[arg(long, conflicts_with_all = ["prometheus", "listen"])]
     json: bool,
-    /// Write metrics to this file each interval, for a textfile collector
+    /// Write metrics to this file each interval, for a textfile collector of Prometheus
     #[arg(long, value_name = "FILE")]
     prometheus: Option<PathBuf>,
-    /// Answer HTTP requests for metrics: PORT on the loopback address, or ADDRESS:PORT
+    /// Serve metrics over HTTP: at PORT of the loopback address, or at ADDRESS:PORT
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_address)]
     listen: Option<SocketAddr>,
-    /// Folder of the files
+    /// Folder of the statistics files
     #[arg(long, value_name = "FOLDER", env = "FERRITE_STATS_DIR", default_value = "/dev/shm")]
     folder: PathBuf,
 }
@@ -198,19 +198,19 @@ fn write_whole(path: &Path, text: &str) -> Result<()> {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Looks twice at the statistics of this machine's processes (docs/stats-file.md), and shows for each connection that sends over lanes \
-(FERRITE_LANES, docs/slow.md): how often it has recovered, how often lanes were given other paths, and the share of the bytes that each lane has \
-carried meanwhile, with its speed. `ferrite top --json` has the same numbers. Where the lanes of a connection have all carried as much from its beginning on, it says \
-that one queue pair would cost less.\n\n\
+Reads the statistics files of this machine's processes twice (docs/stats-file.md). For each connection that sends over lanes \
+(FERRITE_LANES, docs/slow.md) it shows recoveries, moves of lanes to other paths, and the share of the bytes and the speed of each \
+lane. `ferrite top --json` has the same numbers. If all lanes carry the same share from the start, one queue pair costs \
+less.\n\n\
 Exit code 0: shown; 2: the folder cannot be read; 3: no process was found.")]
 pub(super) struct Paths {
-    /// Time between the two looks; s
+    /// Seconds between the two readings
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
     interval: f64,
     /// Show only connections that match every key: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
     #[arg(long, value_name = "LIST", default_value = "", value_parser = Filter::parse)]
     filter: Filter,
-    /// Folder of the files
+    /// Folder of the statistics files
     #[arg(long, value_name = "FOLDER", env = "FERRITE_STATS_DIR", default_value = "/dev/shm")]
     folder: PathBuf,
 }

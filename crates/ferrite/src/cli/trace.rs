@@ -13,32 +13,31 @@ use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Gathers the messages that the plugin times, one in FERRITE_SAMPLE of each connection, from the files that processes of this machine \
-write (docs/slow.md), and only reads. Open the output at https://ui.perfetto.dev. Of a process that was killed, and with --seconds 0, \
-it is what the files hold: the last 25 of each end. Processes that ended before the command began are left out if others run, unless they \
-are named or --seconds is 0. For several machines, copy /dev/shm/ferrite-stats.* of each into a folder of \
-its own, and name each with --folder.\n\n\
-Exit code 0: written; 2: a folder cannot be read, or the output not be written; 3: no message was timed; 130: interrupted, and what \
-there was is written.")]
+Collects the messages that the plugin times, one in FERRITE_SAMPLE of each connection, from the statistics files of this \
+machine's processes (docs/slow.md). It changes nothing. Open the output at https://ui.perfetto.dev.\n\n\
+With --seconds 0, and for a process that was killed, it has the last 25 messages of each end. If other processes run, it leaves \
+out those that ended before the command began, unless you give their PID or --seconds 0. For several machines, copy \
+/dev/shm/ferrite-stats.* of each into a folder of its own, and give each with --folder.\n\n\
+Exit code 0: written; 2: a folder cannot be read, or the output cannot be written; 3: no message was timed; 130: interrupted, \
+and what was collected is written.")]
 pub(super) struct Trace {
-    /// Only of processes with these ids [default: all]
+    /// Only these processes [default: all]
     #[arg(value_name = "PID")]
     pids: Vec<u64>,
-    /// How long to look; 0: take what there is; s
+    /// Seconds to collect; 0: only what the files hold
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// End once so many messages have been gathered; one counts at each of its two ends. It bounds
-    /// the memory
+    /// End after N messages, which bounds the memory. A message counts at each of its two ends
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     most: u32,
     /// File to write; an existing one is replaced [default: ferrite-trace.json, or the next free
     /// name (ferrite-trace.2.json)]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// List so many of the slowest messages
+    /// List the N slowest messages
     #[arg(long, value_name = "N", default_value_t = 20)]
     slowest: usize,
-    /// Folders of the files; can be given several times
+    /// Folder of the statistics files; can be given several times
     #[arg(long, value_name = "FOLDER", env = "FERRITE_STATS_DIR", default_value = "/dev/shm")]
     folder: Vec<PathBuf>,
 }
@@ -63,10 +62,8 @@ impl Trace {
                 self.folder.iter().map(|folder| folder.display().to_string()).collect();
             let (who, places) = (recording.processes.len(), places.join(", "));
             let why = match who {
-                0 => format!("no process with timed messages has a file in {places}"),
-                _ => format!(
-                    "no message was timed meanwhile by {who} process(es) with files in {places}"
-                ),
+                0 => format!("no process has a statistics file in {places}"),
+                _ => format!("none of {who} process(es) with files in {places} timed a message"),
             };
             output::write_stderr(format_args!("ferrite trace: {why}"));
             return Ok(if is_interrupted { Exit::Interrupted } else { Exit::TooFew });
@@ -130,15 +127,15 @@ impl Trace {
             _ => "none".into(),
         };
         let mut text = format!(
-            "{} timed message(s) ({sample} is timed) at {} end(s) of connections of {} process(es); of {} connection(s) both ends are known\n",
+            "{} timed message(s), {sample} is timed; {} connection(s) with both ends, {} end(s), {} process(es)\n",
             trace::count(timeline),
+            timeline.connections.len(),
             timeline.ends.len(),
-            recording.processes.len(),
-            timeline.connections.len()
+            recording.processes.len()
         );
         if !recording.left_out.is_empty() {
             text += &format!(
-                "left out {} file(s) of processes that had ended before: name a PID, or use --seconds 0\n",
+                "left out {} file(s) of processes that had ended: give a PID, or use --seconds 0\n",
                 recording.left_out.len()
             );
         }

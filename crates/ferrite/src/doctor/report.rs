@@ -223,6 +223,17 @@ fn lines(head: &str, words: &str, width: Option<usize>) -> String {
     text + "\n"
 }
 
+/// `text` in lines of `width` characters at most; a longer one continues four characters further in.
+pub(crate) fn fitted(text: &str, width: Option<usize>) -> String {
+    let fit = |line: &str| {
+        let words = line.trim_start();
+        let indent = line.len() - words.len();
+        // The head decides where the next line begins, and the first one begins further out.
+        lines(&" ".repeat(indent + 4), words, width.map(|width| width.max(20)))[4..].to_owned()
+    };
+    text.lines().map(fit).collect()
+}
+
 /// The rows with failures first, then those with warnings; the others as they come.
 pub(crate) fn worst_first(looked: &[RowReport]) -> Vec<&RowReport> {
     let place = |row: &&RowReport| match row.verdict {
@@ -294,6 +305,14 @@ mod tests {
             text,
             format!("warn     x               one two\n{pad}three\n{pad}-> do\n{pad}   this\n")
         );
+    }
+
+    #[test]
+    fn a_text_fits_the_terminal_and_goes_as_it_is_to_a_file() {
+        let text = "process 7: one two three four\n  mlx5_0: five six seven\n";
+        assert_eq!(fitted(text, None), text);
+        let narrow = fitted(text, Some(22));
+        assert_eq!(narrow, "process 7: one two\n    three four\n  mlx5_0: five six\n      seven\n");
     }
 
     #[test]

@@ -43,6 +43,13 @@ const PEER: usize = 13;
 const DEVICE: usize = 9;
 const NAME: usize = 15;
 
+/// What the columns mean, below the tables.
+const LEGEND: &str = "\
+tx stages: S1 gpu, S2 cts, S3 wire   rx stages: S1 announce, S2 data, S3 consume
+PATH99: 99th percentile of wire or data   LINK: larger of TX, RX in % of rate
+OUT: messages under way   BUSY: connections with messages under way   -, ?: n/a
+";
+
 impl View<'_> {
     /// The tables, with at most `lines` lines.
     pub(crate) fn text(&self, lines: usize) -> String {
@@ -54,7 +61,8 @@ impl View<'_> {
             "S3 p50",
         ];
         text += &self.end_line(&names.map(String::from));
-        let mut room = lines.saturating_sub(text.lines().count() + 3 + usize::from(self.has_keys));
+        let below = LEGEND.lines().count() + 1 + usize::from(self.has_keys);
+        let mut room = lines.saturating_sub(text.lines().count() + below);
         for (at, row) in self.rows.iter().enumerate() {
             let line = self.line(row);
             match room.checked_sub(line.lines().count()) {
@@ -66,10 +74,9 @@ impl View<'_> {
             }
             text += &line;
         }
-        text += "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire, data\n";
-        text += "LINK: the greater of TX and RX, of the rate of the link\n";
+        text += LEGEND;
         if self.has_keys {
-            text += "[s] next order: p99, gbps, cts, wait, retries   [space] pause   [q] end\n";
+            text += "keys: [s] sort by p99, gbps, cts, wait, retries   [space] pause   [q] quit\n";
         }
         text
     }
@@ -104,15 +111,13 @@ impl View<'_> {
             self.rows.iter().filter(|row| row.end.recovering.is_some()).count()
         );
         if unlisted > 0 {
-            let _ = writeln!(
-                text,
-                "{unlisted} end(s) of connections have no record: there was no memory for it"
-            );
+            let _ =
+                writeln!(text, "{unlisted} connection end(s) have no record: no memory was left");
         }
         if !self.now.dead.is_empty() {
             let _ = writeln!(
                 text,
-                "{} file(s) of dead processes, such as {}",
+                "{} file(s) of dead processes, for example {}",
                 self.now.dead.len(),
                 self.now.dead[0].display()
             );
@@ -247,18 +252,18 @@ fn notes(row: &Row) -> Vec<String> {
         ));
     }
     if end.stall > 0 {
-        let what = if end.is_refused { "a clear-to-send" } else { "progress" };
-        notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
+        let what = if end.is_refused { "no clear-to-send" } else { "no progress" };
+        notes.push(format!("{what} for {}", time(end.stall as f64)) + &operation(end));
     }
     if end.counters[record::RECOVERIES] > 0 {
         notes.push(format!(
-            "recovered {} time(s), {} message(s) sent again",
+            "recovered {} time(s), {} message(s) resent",
             end.counters[record::RECOVERIES],
             end.counters[record::RESENT]
         ));
     }
     if end.counters[record::MOVES] > 0 {
-        notes.push(format!("lanes moved {} time(s)", end.counters[record::MOVES]));
+        notes.push(format!("{} lane move(s)", end.counters[record::MOVES]));
     }
     if let Some((rail, share)) = row.greatest_share() {
         let name = end.rails.get(rail).map_or("?", |(name, _)| name.as_str());
@@ -325,14 +330,15 @@ pub(crate) fn text(rows: &[Row]) -> String {
     if others > 0 {
         let _ = writeln!(
             text,
-            "{others} sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)"
+            "{others} sender(s) have one lane (the default) or have sent nothing (FERRITE_LANES)"
         );
     }
     let alike = senders().filter(|row| are_alike(row)).count();
     if alike > 0 {
         let _ = writeln!(
             text,
-            "all lanes alike since the beginning at {alike} sender(s): one path, or a fabric that spreads packets; FERRITE_LANES=1 would cost less"
+            "{alike} sender(s) have had equal lanes from the start: there is one path, or the\n\
+             fabric spreads packets. FERRITE_LANES=1 costs less"
         );
     }
     text
@@ -538,10 +544,10 @@ mod tests {
             .filter(|line| line.contains("PATH99") && line.contains("S3 p50"))
             .collect();
         assert!(
-            heads.len() == 1 && narrow.contains("[s] next order") && narrow.contains("WAIT/s"),
+            heads.len() == 1 && narrow.contains("[s] sort by") && narrow.contains("WAIT/s"),
             "{narrow}"
         );
-        let waits = "waits for progress since 12 s in AllReduce number 2398459 of default_\n";
+        let waits = "no progress for 12 s in AllReduce number 2398459 of default_\n";
         assert!(text.contains("118 n-0412") && text.contains(waits), "{text}");
         assert!(text.contains("b: cut"), "{text}");
         let cut = view.text(20);
@@ -680,7 +686,8 @@ mod tests {
     #[test]
     fn lanes_that_are_alike_over_many_bytes_are_said_to_be_of_no_use() {
         let says = |rows: &[Row]| {
-            text(rows).contains("all lanes alike since the beginning at 1 sender(s): one path")
+            text(rows)
+                .contains("1 sender(s) have had equal lanes from the start: there is one path")
         };
         let gb = 1_000_000_000;
         assert!(says(&[row_with(&[5 * gb, 5 * gb], 0)]));
@@ -695,9 +702,7 @@ mod tests {
         let text = text(&[row(&[0, 0])]);
         assert_eq!(
             text.lines().nth(1),
-            Some(
-                "1 sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)"
-            )
+            Some("1 sender(s) have one lane (the default) or have sent nothing (FERRITE_LANES)")
         );
     }
 }

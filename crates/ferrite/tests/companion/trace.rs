@@ -189,8 +189,8 @@ fn a_running_job_has_a_track_for_each_end_and_arrows_between_them() -> Result<()
                 );
                 // Two arrows for each message of two connections.
                 assert_eq!(of_phase(&timeline, "f").count(), 2 * 2 * expected().len());
-                assert!(printed.contains("36 timed message(s) (one in 4 is timed)"), "{printed}");
-                assert!(printed.contains("of 2 connection(s) both ends are known"), "{printed}");
+                assert!(printed.contains("36 timed message(s), one in 4 is timed; "), "{printed}");
+                assert!(printed.contains("; 2 connection(s) with both ends, "), "{printed}");
                 let pid = std::process::id().to_string();
                 let (code, printed, written) =
                     trace(&["--seconds", "0", "--folder", &folder, &pid]);

@@ -108,13 +108,11 @@ fn ports_warns_of_entries_of_the_list_that_name_nothing() {
     require!(with("softrnic0,softrnic7")).look().is("warn", &["begins with softrnic7", there]);
     require!(with("=softrnic0,rocep1s0f0"))
         .look()
-        .is("warn", &["no device is called rocep1s0f0", there]);
+        .is("warn", &["no device has the name rocep1s0f0", there]);
     require!(with("softrnic0:2,softrnic1"))
         .look()
         .is("warn", &["softrnic0 has no port 2; its last one is 1"]);
-    require!(with("^=softrnic0,^=softrnic1"))
-        .look()
-        .is("warn", &["^=softrnic1 is taken for a name"]);
+    require!(with("^=softrnic0,^=softrnic1")).look().is("warn", &["^=softrnic1 counts as a name"]);
     require!(with("softrnic0, softrnic1"))
         .look()
         .is("warn", &["built-in transport takes the blanks"]);

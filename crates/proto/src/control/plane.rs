@@ -955,8 +955,8 @@ impl ControlPlane {
         if count > 0 {
             let level = self.losses.level(now, peer.ip());
             let text = format!(
-                "the control connection to {peer} is lost ({why}); data of {count} connection(s) still moves over RDMA, and \
-                 the control connection is made again"
+                "the control connection to {peer} is lost ({why}). Data of {count} connection(s) still flows over RDMA; Ferrite \
+                 dials again"
             );
             self.log(level, text);
         }

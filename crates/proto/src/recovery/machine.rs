@@ -492,7 +492,7 @@ impl Recovery {
         match self.state {
             State::Halted if self.offer.is_none() => self.due.halt = true,
             _ if !lost.is_empty() => {
-                self.begin_next(now, format!("this end can no longer use rails {lost}"))
+                self.begin_next(now, format!("this end can no longer use rail(s) {lost}"))
             }
             State::Running | State::Draining { .. } => self.due.ports = true,
             _ => self.due.halt = true,
@@ -981,8 +981,8 @@ impl Recovery {
     fn begin_without(&mut self, now: Time, dead: RailMask, why: Option<String>) {
         let has_others = !dead.is_empty() && dead != self.rails;
         let cause = || match dead.is_empty() {
-            true => "queue pairs do not reach the peer".into(),
-            false => format!("rails {dead} acknowledge nothing"),
+            true => "new queue pairs do not reach the peer".into(),
+            false => format!("no acknowledgement on rail(s) {dead}"),
         };
         self.begin_next(now, why.unwrap_or_else(cause));
         if has_others {
@@ -1181,13 +1181,15 @@ impl Recovery {
         let first = self.trouble.as_ref().map_or("", |trouble| &trouble.cause);
         let attempts = self.trouble.as_ref().map_or(0, |trouble| trouble.attempts);
         let seconds = now.saturating_sub(since).as_secs();
+        let latest = headline(&self.cause);
+        let first = match headline(first) {
+            first if first == latest => String::new(),
+            first => format!(". First failure: {first}"),
+        };
         let text = format!(
-            "the connection could not be recovered within {seconds} s and {attempts} attempts. It began with: {first}. Last: {}. \
-             Of rails {}, this end can use: {}, the peer: {}. {}",
-            self.cause,
-            self.all,
-            self.own,
-            self.peer,
+            "the connection could not be recovered within {seconds} s and {attempts} attempt(s). {}. {}. Latest failure: \
+             {latest}{first}",
+            self.usable_rails(),
             self.waited_for(),
         );
         self.state = State::Failed;
@@ -1207,6 +1209,12 @@ impl Recovery {
     }
 }
 
+/// The first part of a cause, which may be the whole text of a failed work request. That was logged
+/// when it came, and would fill a log line.
+fn headline(cause: &str) -> &str {
+    cause.split_once("; ").map_or(cause, |(first, _)| first)
+}
+
 /// The pause before attempt number `attempts` in a row.
 fn pause(attempts: u32) -> Duration {
     match attempts {
@@ -1220,20 +1228,28 @@ impl Recovery {
     /// For messages: since when and why the connection has not run, and what it waits for.
     pub fn describe(&self, now: Time) -> String {
         let seconds = now.saturating_sub(self.since).as_secs();
-        let (own, peer) = (self.own, self.peer);
         format!(
-            "{seconds} s and {} attempt(s) so far. {}. Cause of the latest: {}. Rails that this end can use: {own}, the peer: {peer}",
+            "{} attempt(s) in {seconds} s. {}. {}. Latest failure: {}",
             self.attempts,
             self.waited_for(),
-            self.cause,
+            self.usable_rails(),
+            headline(&self.cause),
         )
+    }
+
+    /// For messages: the rails that each end can use.
+    fn usable_rails(&self) -> String {
+        let Self { all, own, peer, .. } = self;
+        format!("Usable rails: {own} here, {peer} at the peer, of {all}")
     }
 
     /// For messages: what this end waits for.
     pub fn waited_for(&self) -> String {
         let limit = self.answer_time().as_secs();
         match self.state {
-            State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
+            State::Halted if self.job.is_some() => {
+                "The old queue pairs are not destroyed yet".into()
+            }
             State::Halted if self.role == Role::Sender && !self.has_peer_halted => {
                 let is_answered = self.trouble.as_ref().is_some_and(|trouble| trouble.is_answered);
                 let what = if is_answered {
@@ -1246,12 +1262,12 @@ impl Recovery {
             State::Halted if self.role == Role::Receiver => {
                 "The sender has not offered new queue pairs".into()
             }
-            State::Halted => "There is no rail that both ends can use".into(),
+            State::Halted => "No rail is usable at both ends".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingMissingList { .. } => {
                 format!("The peer did not answer within {limit} s")
             }
             State::Creating | State::Connecting | State::Resuming => {
-                "New queue pairs are not ready".into()
+                "New queue pairs are being connected and tested".into()
             }
             State::Running | State::Draining { .. } | State::Failed => {
                 "It failed repeatedly".into()

@@ -16,30 +16,30 @@ use crate::doctor::report::{Finding, Row, Verdict};
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "libibverbs",
-        what: "libibverbs can be loaded; warn where it is so old that something is lost",
+        what: "libibverbs can be loaded; warn if it is too old for a feature of the plugin",
         why: "the plugin finds RDMA devices through it alone",
         cure: "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (RHEL), rdma-core 34 or newer",
         look: libibverbs,
     },
     Row {
         name: "device-nodes",
-        what: "the kernel knows RDMA devices, and the files /dev/infiniband/uverbs* can be opened",
+        what: "the kernel has RDMA devices, and the files /dev/infiniband/uverbs* can be opened",
         why: "libibverbs reaches a device through its file",
-        cure: "docker run --device=/dev/infiniband, or in Kubernetes the device plugin; on a host without RDMA: modprobe ib_uverbs",
+        cure: "docker run --device=/dev/infiniband, or in Kubernetes the device plugin; on a host without RDMA driver: modprobe ib_uverbs",
         look: device_nodes,
     },
     Row {
         name: "providers",
         what: "libibverbs has a provider (a driver's library) for each RDMA device of the kernel",
         why: "without it libibverbs does not list the device",
-        cure: "install ibverbs-providers, or the vendor's libraries, of a version that knows the device, in this container too",
+        cure: "in this container too, install ibverbs-providers, or the vendor's libraries in a version that supports the device",
         look: providers,
     },
     Row {
         name: "open",
-        what: "each device that libibverbs lists can be opened; warn where some cannot",
+        what: "each device that libibverbs lists can be opened; warn if only some can",
         why: "a device that cannot be opened is not used, and ranks then differ in their devices",
-        cure: "pass the device's file into the container, or leave the device out on every host with NCCL_IB_HCA",
+        cure: "pass the device's file into the container, or exclude the device on every host with NCCL_IB_HCA",
         look: open,
     },
 ];
@@ -188,9 +188,9 @@ fn open(machine: &Machine) -> Vec<Finding> {
 pub(crate) const PORT_ROWS: &[Row] = &[
     Row {
         name: "ports",
-        what: "a port is active and NCCL_IB_HCA admits it; warn if an admitted one is down, if an entry of NCCL_IB_HCA names no port, or if NCCL's built-in transport reads the list differently",
+        what: "an active port is admitted by NCCL_IB_HCA; warn if an admitted one is down, an entry matches none, or NCCL reads the list differently",
         why: "the plugin uses active ports alone, and hosts whose ports differ cannot be connected rail by rail",
-        cure: "cable and transceiver; `ip link set DEV up` for RoCE; a subnet manager for InfiniBand; leave an unused port out with NCCL_IB_HCA",
+        cure: "check cable and transceiver; RoCE: `ip link set DEV up`; InfiniBand: the subnet manager; exclude an unused port with NCCL_IB_HCA",
         look: ports,
     },
     Row {
@@ -203,22 +203,22 @@ pub(crate) const PORT_ROWS: &[Row] = &[
     Row {
         name: "lid",
         what: "InfiniBand: an active port has a LID and knows a subnet manager",
-        why: "without them no packet is addressed",
-        cure: "start a subnet manager (opensm, or that of the switch), and look at its log",
+        why: "without them no packet can be addressed",
+        cure: "start a subnet manager (opensm, or that of the switch), and read its log",
         look: lid,
     },
     Row {
         name: "speed",
         what: "ports that are used together are equally fast",
         why: "a link that came up at a lower speed slows every collective",
-        cure: "reseat the cable, look at the switch port (`mlxlink -d DEV`, `ethtool DEV`) and its forced speed",
+        cure: "reseat the cable; check the switch port and a forced speed (`mlxlink -d DEV`, `ethtool DEV`)",
         look: speed,
     },
     Row {
         name: "mtu",
-        what: "the active MTU is the largest that the port can have",
+        what: "the active MTU is the largest that the port supports",
         why: "more packets for the same data, and peers with different MTUs may lose all large packets",
-        cure: "RoCE: `ip link set DEV mtu 9000`, and the same on the switch; InfiniBand: the subnet manager's partition file (mtu=5)",
+        cure: "RoCE: `ip link set DEV mtu 9000`, and the same on the switch; InfiniBand: mtu=5 in the subnet manager's partition file",
         look: mtu,
     },
 ];
@@ -386,17 +386,16 @@ fn interface_mtu(machine: &Machine, device: &str, port: u8) -> Option<(String, i
 pub(crate) const GID_ROWS: &[Row] = &[
     Row {
         name: "gid",
-        what: "each port that is used has a GID: the one that the plugin takes, and why; warn if it is RoCE v1, link-local only or outside NCCL_IB_ADDR_RANGE",
+        what: "each used port has a GID: which one the plugin chooses, and why; warn if RoCE v1, link-local or outside NCCL_IB_ADDR_RANGE",
         why: "RoCE v1 and link-local addresses are not routed, and an index may mean another GID on another host",
-        cure: "give the interface an IP address; unset NCCL_IB_GID_INDEX, or set one of the entries that the line shows; \
-               NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE choose by address",
+        cure: "give the interface an IP address; unset NCCL_IB_GID_INDEX, or choose an entry that the line shows; or choose by NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE",
         look: gid,
     },
     Row {
         name: "pkey",
-        what: "the entry of the partition key table that NCCL_IB_PKEY or NCCL_IB_PKEY_VALUE names can be used for a queue pair",
-        why: "a queue pair belongs to one partition, and peers in another one do not hear it",
-        cure: "unset NCCL_IB_PKEY and NCCL_IB_PKEY_VALUE, or have the subnet manager put this port into the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
+        what: "queue pairs can use the partition key that NCCL_IB_PKEY or NCCL_IB_PKEY_VALUE selects",
+        why: "a queue pair belongs to one partition, and peers in another one do not receive its packets",
+        cure: "unset both variables, or have the subnet manager add this port to the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
         look: pkey,
     },
 ];
@@ -454,18 +453,16 @@ fn value(machine: &Machine, device: &str, port: u8, index: u16) -> String {
 pub(crate) const COUNTER_ROWS: &[Row] = &[
     Row {
         name: "errors",
-        what: "counters of errors of each port since they were cleared, and how often its interface lost the link (10 times are \
-               allowed)",
+        what: "the error counters of each port are 0, and its interface lost the link at most 10 times",
         why: "a bad cable or transceiver shows here first; each error costs a retry",
-        cure: "clean or replace cable and transceiver, look at the switch port; `perfquery -x` and `mlxlink -c` show more",
+        cure: "clean or replace cable and transceiver; check the switch port; `perfquery -x` and `mlxlink -c` show more",
         look: errors,
     },
     Row {
         name: "retries",
-        what: "counters of retries, time-outs and lost packets do not move within a second in which nothing but the doctor's own \
-               message is sent",
-        why: "they move where the fabric loses packets, also those of other jobs on this host",
-        cure: "look for the loss: PFC and ECN of the class (`traffic-class`), the switch's drop counters, duplicate addresses",
+        what: "counters of retries, time-outs and lost packets stay the same for a second with only the doctor's message on the wire",
+        why: "they grow when the fabric loses packets, also those of other jobs on this host",
+        cure: "find the loss: PFC and ECN of the class (`traffic-class`), the switch's drop counters, duplicate addresses",
         look: retries,
     },
 ];
@@ -575,11 +572,9 @@ fn retries(machine: &Machine) -> Vec<Finding> {
 
 pub(crate) const TRAFFIC_ROWS: &[Row] = &[Row {
     name: "traffic-class",
-    what: "RoCE: the traffic class that packets get (NCCL_IB_TC), and whether congestion notification (ECN) is on for its \
-           priority, where the driver shows it. Whether the class is lossless (PFC) is not seen from here",
+    what: "RoCE: the traffic class (NCCL_IB_TC), and ECN for its priority if the driver shows it. PFC cannot be seen from here",
     why: "RoCE loses packets in a congested class that is not lossless, and each loss costs a time-out",
-    cure: "NCCL_IB_TC=106 where the fabric's RoCE class is DSCP 26; `mlnx_qos -i DEV` shows trust and PFC; \
-           echo 1 > /sys/class/net/DEV/ecn/roce_np/enable/PRIORITY, and roce_rp as well",
+    cure: "set NCCL_IB_TC=106 if the fabric's RoCE class is DSCP 26; check `mlnx_qos -i DEV`; enable roce_np and roce_rp in /sys/class/net/DEV/ecn",
     look: traffic_class,
 }];
 
@@ -629,9 +624,9 @@ fn ecn_off(root: &Root, device: &str, port: u8, priority: u8) -> Option<Vec<Stri
 
 pub(crate) const MESSAGE_ROWS: &[Row] = &[Row {
     name: "loopback",
-    what: "each device of the plugin connects to itself (listen, connect, accept) and a message of 1 MiB arrives right",
-    why: "it is all that NCCL does, but for the way to the peer",
-    cure: "as the plugin's words say; a time-out of the step to RTR is a neighbour that is not resolved: link, VLAN, route, GID",
+    what: "each device connects to itself through the plugin (listen, connect, accept), and a message of 1 MiB arrives unchanged",
+    why: "this is all that NCCL does, except for the path to the peer",
+    cure: "follow the plugin's message; if the step to RTR times out, the neighbour is not resolved: check link, VLAN, route and GID",
     look: loopback,
 }];
 

@@ -14,42 +14,42 @@ use crate::doctor::report::{Finding, Row, Verdict};
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "numa",
-        what: "CPUs that this process may use are on the NUMA nodes of the RDMA devices",
+        what: "this process may use CPUs on the NUMA nodes of the RDMA devices",
         why: "NCCL's threads poll completions, and memory on another node costs latency and bandwidth",
-        cure: "taskset, numactl, `--cpu-bind` of srun, or the cpuset of the container",
+        cure: "taskset, numactl, `--cpu-bind` of srun, or the container's cpuset",
         look: numa,
     },
     Row {
         name: "cpus",
-        what: "two CPUs for each process of this host (--ranks), by affinity and by the cgroup's quota",
+        what: "each process of this host (--ranks) has two CPUs, by affinity and by the cgroup's quota",
         why: "each process has NCCL's progress thread, which polls, beside its own",
-        cure: "--cpus-per-task of srun, docker run --cpus, the pod's CPU limit; a quota stops polling threads within each period",
+        cure: "--cpus-per-task of srun, docker run --cpus, the pod's CPU limit; a quota stops threads that poll",
         look: cpus,
     },
     Row {
         name: "descriptors",
-        what: "4,096 open files for a process",
+        what: "a process may open 4,096 files",
         why: "each control connection is a descriptor, and each region of GPU memory that is registered by dma-buf",
         cure: "ulimit -n 65536; nofile in /etc/security/limits.conf; docker run --ulimit nofile=65536",
         look: descriptors,
     },
     Row {
         name: "threads",
-        what: "64 threads of this user for each process of this host (--ranks)",
+        what: "this user may have 64 threads for each process of this host (--ranks)",
         why: "NCCL starts threads for each communicator",
         cure: "ulimit -u unlimited; nproc in /etc/security/limits.conf; docker run --ulimit nproc=-1",
         look: threads,
     },
     Row {
         name: "shm",
-        what: "/dev/shm can be written and has 64 MiB free",
+        what: "/dev/shm is writable and has 64 MiB free",
         why: "NCCL's shared-memory transport keeps its buffers there; docker gives 64 MiB in all",
         cure: "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm",
         look: shm,
     },
     Row {
         name: "clock",
-        what: "the kernel's clock source is one that a process reads without a system call",
+        what: "a process can read the kernel's clock source without a system call",
         why: "reading another takes microseconds, and NCCL and the plugin read the clock in their loops",
         cure: "clocksource=tsc on the kernel's command line, or the virtual machine's own (kvm-clock)",
         look: clock,
@@ -171,24 +171,22 @@ fn clock(machine: &Machine) -> Vec<Finding> {
 pub(crate) const MEMORY_ROWS: &[Row] = &[
     Row {
         name: "memlock",
-        what: "256 MiB of host memory can be registered with each device; warn where the limit of locked memory is below the machine's memory, unless the process is exempt (CAP_IPC_LOCK)",
+        what: "256 MiB can be registered with each device; warn if the limit of locked memory is below the machine's memory, without CAP_IPC_LOCK",
         why: "registered memory counts as locked memory, and queue pairs take some as well",
-        cure: "ulimit -l unlimited; memlock in /etc/security/limits.conf; LimitMEMLOCK=infinity of the systemd unit \
-               (slurmd, kubelet); docker run --ulimit memlock=-1",
+        cure: "ulimit -l unlimited; memlock in /etc/security/limits.conf; LimitMEMLOCK=infinity of the systemd unit (slurmd, kubelet); docker run --ulimit memlock=-1",
         look: memlock,
     },
     Row {
         name: "queue-pairs",
-        what: "a queue pair of the plugin's sizes can be made on each device; warn where it has no inline data",
+        what: "each device can create a queue pair of the plugin's sizes; warn if it has no inline data",
         why: "without inline data each clear-to-send is one more read over PCIe",
-        cure: "see `memlock` and `limits`; newer firmware and driver; a device that has no reliable-connected queue pairs cannot be used",
+        cure: "check `memlock` and `limits`; update firmware and driver; devices without reliable-connected queue pairs cannot be used",
         look: queue_pairs,
     },
     Row {
         name: "limits",
-        what: "each device has queue pairs and memory regions for the processes of this host (--ranks), 256 of each for one; warn \
-               where it has not",
-        why: "a job with many channels and peers makes some hundred of each in every process",
+        what: "each device has 256 queue pairs and 256 memory regions for each process of this host (--ranks); warn if not",
+        why: "a job with many channels and peers creates some hundred of each in every process",
         cure: "a larger profile of the virtual function, newer firmware, or fewer channels (NCCL_MAX_NCHANNELS)",
         look: limits,
     },
@@ -285,12 +283,12 @@ pub(crate) const ISOLATION_ROWS: &[Row] = &[
         name: "acs",
         what: "bridges above GPUs and RDMA devices do not redirect requests between them (PCIe access control services); needs root",
         why: "redirected requests pass the root complex, which can halve the bandwidth of GPUDirect RDMA",
-        cure: "as root `setpci -s BRIDGE ECAP_ACS+6.w=0000` after each start, or ACS off in the BIOS; a virtual machine's host decides for it",
+        cure: "as root `setpci -s BRIDGE ECAP_ACS+6.w=0000` after each boot, or ACS off in the BIOS; for a virtual machine, on its host",
         look: acs,
     },
     Row {
         name: "iommu",
-        what: "RDMA devices reach memory without translation, where there are GPUs",
+        what: "with GPUs: RDMA devices access memory without translation",
         why: "translated access of a card to GPU memory passes the root complex, or fails",
         cure: "iommu=pt on the kernel's command line, or the IOMMU off in the BIOS; in a virtual machine, ATS of the card",
         look: iommu,
@@ -372,16 +370,15 @@ fn iommu(machine: &Machine) -> Vec<Finding> {
 pub(crate) const GPU_ROWS: &[Row] = &[
     Row {
         name: "gpu",
-        what: "GPUs of NVIDIA have their driver, their files /dev/nvidia*, and libcuda.so.1",
+        what: "NVIDIA GPUs have their driver, their files /dev/nvidia*, and libcuda.so.1",
         why: "without one of them CUDA does not start in this container",
-        cure: "the driver on the host; docker run --gpus all (NVIDIA's container toolkit), or the device plugin of Kubernetes",
+        cure: "install the driver on the host; docker run --gpus all (NVIDIA's container toolkit), or the device plugin of Kubernetes",
         look: gpu,
     },
     Row {
         name: "gpu-memory",
-        what: "RDMA devices can register GPU memory: by address (nvidia-peermem) or by dma-buf (Linux 5.12, NVIDIA's open kernel \
-               modules, a device that takes them). By what the machine shows; CUDA is not started",
-        why: "otherwise messages of GPUs take a detour through host memory",
+        what: "RDMA devices can register GPU memory, by address (nvidia-peermem) or by dma-buf (Linux 5.12, NVIDIA's open kernel modules); CUDA is not started",
+        why: "otherwise messages of GPUs are copied through host memory",
         cure: "modprobe nvidia-peermem on the host, after the RDMA drivers; or NVIDIA's open kernel modules, 515 or newer",
         look: gpu_memory,
     },
@@ -466,17 +463,16 @@ fn is_at_least(release: &str, least: (u32, u32)) -> bool {
 pub(crate) const BUS_ROWS: &[Row] = &[
     Row {
         name: "pcie",
-        what: "the PCIe link of each RDMA device has the width and speed that the device can have, and carries what its ports do; \
-               FAIL below half of that",
-        why: "a card in a narrow slot, or a link that came up narrow, bounds the bandwidth",
-        cure: "reseat the card, another slot or riser, the BIOS's setting of the slot's speed (`lspci -vv` shows LnkSta)",
+        what: "each RDMA device's PCIe link has its full width and speed, and carries what its ports do; FAIL below half",
+        why: "a card in a narrow slot, or a link that came up narrow, limits the bandwidth",
+        cure: "reseat the card; try another slot or riser; check the slot's speed in the BIOS (`lspci -vv` shows LnkSta)",
         look: pcie,
     },
     Row {
         name: "gpu-distance",
         what: "each GPU has an RDMA device below the same PCIe switch or root port",
         why: "GPUDirect RDMA over the CPU's root complex is slower, and NCCL may then not use it at all",
-        cure: "another slot; NCCL_NET_GDR_LEVEL=PHB or SYS where the way over the root complex is fast enough",
+        cure: "move the card to another slot, or set NCCL_NET_GDR_LEVEL=PHB or SYS if the root complex is fast enough",
         look: gpu_distance,
     },
 ];

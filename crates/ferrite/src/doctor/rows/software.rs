@@ -19,9 +19,9 @@ use crate::doctor::report::{Finding, Row, Verdict};
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",
-    what: "which network plugin NCCL would load, by NCCL_NET_PLUGIN and the loader's folders, for each release that the row `nccl` finds, or for all. FAIL if NCCL_NET_PLUGIN gives these releases no plugin. Warn if it gives some other release none, if it is not set and there is none, if the plugin is not Ferrite, or if there are several copies of Ferrite",
+    what: "which network plugin each NCCL release loads: FAIL if none by NCCL_NET_PLUGIN; warn if unset, not Ferrite, or several copies",
     why: "images have plugins of their own, releases read NCCL_NET_PLUGIN in different ways, and NCCL silently uses its built-in network if it finds no plugin",
-    cure: "export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later take a path), NCCL_NET=Ferrite to be sure",
+    cure: "export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later take a path), and NCCL_NET=Ferrite to be sure",
     look: plugins,
 }];
 
@@ -191,23 +191,23 @@ fn build_of(file: &Path) -> Option<String> {
 pub(crate) const VERSION_ROWS: &[Row] = &[
     Row {
         name: "nccl",
-        what: "the files libnccl.so.2 where the loader and Python look, with their versions, and the one that PyTorch loads (its own package's, if there is one). Warn below 2.20, for 2.23 to 2.27, and if versions differ and it is unclear which one a job loads. Also what the release sends over its built-in transport instead of the plugin",
-        why: "the plugin serves NCCL 2.20 and later; in 2.23 to 2.25 ncclCommAbort never returns after an error of a send or receive; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
-        cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs have to see errors and abort: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
+        what: "each libnccl.so.2, its version, and which one PyTorch loads; warn below 2.20, for 2.23 to 2.27, and if versions differ",
+        why: "the plugin serves NCCL 2.20 and later. In 2.23 to 2.25 ncclCommAbort never returns after a network error. 2.26 and 2.27 do not report it to the application. A process loads the first that it finds",
+        cure: "keep one version, 2.28.3 or later so that jobs see errors: remove the others, or set LD_LIBRARY_PATH to its folder",
         look: nccl,
     },
     Row {
         name: "firmware",
-        what: "RDMA devices of one kind have one firmware",
-        why: "fused ports and equal ranks behave alike only with equal firmware",
+        what: "RDMA devices of one model have the same firmware",
+        why: "fused ports and ranks behave alike only with the same firmware",
         cure: "update the older one (`mlxfwmanager`, `flint`), then reset the card",
         look: firmware,
     },
     Row {
         name: "kernel-log",
-        what: "the kernel's log, where it may be read, has no fault of a GPU (Xid), of an RDMA driver or of the PCIe bus (AER)",
-        why: "hardware that is about to fail often says so there first",
-        cure: "as the line says: Xid numbers are in NVIDIA's documentation; AER names the PCIe function; health errors of mlx5 need a reset",
+        what: "the kernel's log, if readable, has no fault of a GPU (Xid), an RDMA driver or the PCIe bus (AER)",
+        why: "hardware that is about to fail often reports it there first",
+        cure: "follow the line: NVIDIA documents Xid numbers, AER names the PCIe function, and health errors of mlx5 need a reset",
         look: kernel_log,
     },
 ];
@@ -338,11 +338,9 @@ fn is_fault(line: &str) -> bool {
 
 pub(crate) const SETTING_ROWS: &[Row] = &[Row {
     name: "settings",
-    what: "variables of the environment and of NCCL's configuration files (NCCL_CONF_FILE or ~/.nccl.conf; /etc/nccl.conf), with file and line: \
-           each value is in range. Warn of names that do not exist, that the plugin does not honour, or that contradict its use. \
-           Warn of blanks, quotation marks and comments in a file, which NCCL takes as part of the name or value",
+    what: "values in the environment and NCCL's configuration files are in range; warn of unknown, ignored or contradictory names, and of blanks, quotes or comments",
     why: "the plugin refuses a value that is out of range, and a misspelt variable has no effect",
-    cure: "correct the variable, or unset it; all are in docs/settings.md",
+    cure: "correct or unset the variable; docs/settings.md has all",
     look: settings,
 }];
 
@@ -539,14 +537,14 @@ fn distance(one: &str, other: &str) -> usize {
 pub(crate) const CONTROL_ROWS: &[Row] = &[
     Row {
         name: "control",
-        what: "the interface that the plugin takes for connection set-up (TCP); warn if no other host can reach it, or if an entry of NCCL_SOCKET_IFNAME names none",
+        what: "the interface for connection set-up (TCP); warn if other hosts cannot reach it, or an entry of NCCL_SOCKET_IFNAME matches none",
         why: "peers connect to this address; loopback, docker's bridge and link-local addresses lead nowhere from another host",
         cure: "NCCL_SOCKET_IFNAME=DEV, an interface that all hosts of the job reach; NCCL_SOCKET_FAMILY for the address family",
         look: control,
     },
     Row {
         name: "control-port",
-        what: "a TCP port that the system chooses on that interface can be reached from this host itself",
+        what: "this host reaches a TCP port on that interface, chosen by the system",
         why: "each process of a job listens at one such port; a firewall that drops it lets every connection time out",
         cure: "open the ports of net.ipv4.ip_local_port_range between the hosts of the job (iptables, nft, network policies)",
         look: control_port,
@@ -686,7 +684,7 @@ mod tests {
             "{text}"
         );
         let (verdict, text) = look("NCCL_IB_DATA_DIRECT", "1").expect("not honoured");
-        assert_eq!((verdict, text.contains("are not used")), (Verdict::Warn, true), "{text}");
+        assert_eq!((verdict, text.contains("does not use")), (Verdict::Warn, true), "{text}");
         assert_eq!(look("FERRITE_FAILOWER", "0").map(|(verdict, _)| verdict), Some(Verdict::Warn));
         assert_eq!(
             look("NCCL_IB_HCA", "mlx5_0:x").map(|(verdict, _)| verdict),

@@ -236,7 +236,7 @@ fn a_thousand_connections_are_dialled_for_once_and_warned_of_once() {
     for side in 0..2 {
         let warnings = two.warnings(side);
         assert!(
-            warnings.len() == 1 && warnings[0].contains("data of 1000 connection(s)"),
+            warnings.len() == 1 && warnings[0].contains("Data of 1000 connection(s)"),
             "{warnings:?}"
         );
     }
