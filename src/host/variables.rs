@@ -228,7 +228,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_LANES",
         Kind::WordOr("auto", 1, 8, 1),
-        "queue pairs per connection and rail that share each large message. The smaller value of both ends counts. auto: see slow.md",
+        "queue pairs per connection and rail that share each large message. The smaller value of both ends counts. auto: see [slow.md](slow.md#6-one-path-of-many)",
     ),
     variable(
         "FERRITE_LANES_AFTER_MB",

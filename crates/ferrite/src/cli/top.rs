@@ -143,7 +143,7 @@ impl Top {
             ports: &now.ports,
             port_rates: &port_rates,
             sort: self.sort,
-            width: screen.map_or(usize::MAX, Screen::columns),
+            width: screen.map(Screen::columns).or_else(output::width).unwrap_or(usize::MAX),
             has_keys: screen.is_some(),
         };
         if self.json {

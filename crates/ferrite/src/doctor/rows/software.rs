@@ -254,11 +254,11 @@ fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
         _ if *version < (2, 20, 0) => Finding::warn("", text),
         (2, 23..=25, _) => Finding::warn(
             "",
-            format!("{text}: ncclCommAbort does not return after an error of a send or receive"),
+            format!("{text}: ncclCommAbort does not return after a network error"),
         ),
         (2, 26 | 27, _) => Finding::warn(
             "",
-            format!("{text}: the application is not told of errors of the network"),
+            format!("{text}: network errors do not reach the application"),
         ),
         _ => Finding::ok("", text),
     }
