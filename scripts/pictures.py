@@ -90,6 +90,14 @@ def case_of(name: str) -> Case:
     return Case(0, PICTURES[name][0], RANKS, RANKS, [[ring]], 2, hang_injections.STEPS, True, 0, 1, 4)
 
 
+def watch(job: Job, seconds: float) -> None:
+    """Reads what the processes say, which would wait otherwise."""
+    until = time.time() + seconds
+    while time.time() < until:
+        job.listen()
+        time.sleep(0.05)
+
+
 def picture(name: str, dist: Path, out: Path) -> None:
     """In a process of its own, whose environment is that of the job."""
     _, command, verdict = PICTURES[name]
@@ -97,9 +105,9 @@ def picture(name: str, dist: Path, out: Path) -> None:
     job = Job(case_of(name), dist, Path(os.environ["FERRITE_REPORT_DIR"]))
     try:
         job.start()
-        time.sleep(2)
+        watch(job, 2)
         job.inject()
-        time.sleep(6)
+        watch(job, 6)
         draw(out / f"{name}.svg", command, verdict, screen([str(dist / "bin" / command.split()[0]), *command.split()[1:]], 8))
     finally:
         job.end()

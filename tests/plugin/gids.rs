@@ -33,30 +33,33 @@ fn chosen(env: &[(&str, &str)], words: &str) -> Result<()> {
 
 #[test]
 fn the_routable_v2_gid_of_a_rich_table_is_chosen() -> Result<()> {
-    chosen(&[], "GID 3 10.82.1.1 (routable, RoCE v2)")
+    chosen(&[], "GID 10.82.1.1 (index 3; routable, RoCE v2)")
 }
 
 #[test]
 fn the_gid_of_the_named_address_family_is_chosen() -> Result<()> {
-    chosen(&[("NCCL_IB_ADDR_FAMILY", "AF_INET6")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)")
+    chosen(
+        &[("NCCL_IB_ADDR_FAMILY", "AF_INET6")],
+        "GID fd52:4e49:4300::1:1 (index 5; routable, RoCE v2)",
+    )
 }
 
 #[test]
 fn the_gid_of_the_named_roce_version_is_chosen() -> Result<()> {
-    chosen(&[("NCCL_IB_ROCE_VERSION_NUM", "1")], "GID 2 10.82.1.1 (routable, RoCE v1)")
+    chosen(&[("NCCL_IB_ROCE_VERSION_NUM", "1")], "GID 10.82.1.1 (index 2; routable, RoCE v1)")
 }
 
 #[test]
 fn the_gid_in_the_named_address_range_is_chosen() -> Result<()> {
     chosen(
         &[("NCCL_IB_ADDR_RANGE", "fd52:4e49::/32")],
-        "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)",
+        "GID fd52:4e49:4300::1:1 (index 5; routable, RoCE v2)",
     )
 }
 
 #[test]
 fn the_gid_at_the_named_index_is_chosen() -> Result<()> {
-    chosen(&[("NCCL_IB_GID_INDEX", "1")], "GID 1 fe80::")
+    chosen(&[("NCCL_IB_GID_INDEX", "1")], "GID fe80::")
 }
 
 #[test]
@@ -93,8 +96,10 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
         softrnic(&format!("gid {device}/1 add 9 ::ffff:10.82.1.7{device} v2"));
         worker.barrier()?;
         works(worker)?;
-        let (now, was) =
-            (format!("GID 9 10.82.1.7{device}"), format!("instead of 10.82.1.{}", device + 1));
+        let (now, was) = (
+            format!("GID 10.82.1.7{device} (index 9;"),
+            format!("instead of 10.82.1.{}", device + 1),
+        );
         assert!(said(&[&format!("softrnic{device}"), &now, "now using GID", &was]), "{}", log());
         softrnic(&format!("gid {device}/1 remove 9"));
         worker.barrier()?;

@@ -80,7 +80,7 @@ impl Notices {
         Some(if more == 0 {
             text.to_owned()
         } else {
-            format!("{text} ({more} similar lines suppressed)")
+            format!("{text} ({more} similar line(s) suppressed)")
         })
     }
 }
@@ -114,7 +114,7 @@ mod tests {
             long_ago;
         assert_eq!(
             notices.line("port 1", "fourth"),
-            Some("fourth (2 similar lines suppressed)".into())
+            Some("fourth (2 similar line(s) suppressed)".into())
         );
         assert_eq!(notices.line("port 1", "fifth"), None);
         for key in 0..1000 {

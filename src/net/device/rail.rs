@@ -306,7 +306,7 @@ impl Rail {
         if let Some(old) = before {
             let (name, why, index) = (&self.name, gid::reason(&entry, want), entry.index);
             log::info!(
-                "{name}: now using GID {index} {} ({why}) instead of {}",
+                "{name}: now using GID {} (index {index}; {why}) instead of {}",
                 entry.address(),
                 old.address()
             );
@@ -370,10 +370,10 @@ impl Rail {
                     None => gid::reason(&gid, &self.preference(None)),
                 };
                 format!(
-                    "{} RoCE {speed} Gb/s GID {} {} ({why})",
+                    "{} RoCE {speed} Gb/s GID {} (index {}; {why})",
                     self.name,
-                    gid.index,
-                    gid.address()
+                    gid.address(),
+                    gid.index
                 )
             }
             Err(e) => format!("{} ({e})", self.name),

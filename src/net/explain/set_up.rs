@@ -228,7 +228,9 @@ impl fmt::Display for SetUp {
             Stage::QueuePairs => {
                 write!(f, "the queue pairs cannot be connected to those of {peer}")?
             }
-            Stage::Commit => write!(f, "{peer} has the answer but has not completed its connect")?,
+            Stage::Commit => {
+                write!(f, "{peer} has received the reply but has not completed connect")?
+            }
         }
         if !trouble.is_empty() {
             write!(f, " ({trouble})")?;

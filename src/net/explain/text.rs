@@ -223,7 +223,7 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
         }
         Verdict::PeerSilent => {
             "that process does not answer, although its control connection is up. It is stopped, swaps or gets no CPU, or \
-             its host is down. Check its state in /proc/PID/status; T: kill -CONT PID"
+             its host is down. If /proc/PID/status has state T, run kill -CONT PID"
         }
         Verdict::PeerGone => {
             "the connection has ended: that process has ended or closed it, or one of the two has failed. Find the first \

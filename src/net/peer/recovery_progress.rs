@@ -37,8 +37,8 @@ impl RecoveryProgress {
         self.since.elapsed()
     }
 
-    /// How far it is, what to check, and each rail with this end's port: what another process needs
-    /// to find the fault.
+    /// How far it is, what to check, each rail with this end's port, and the latest failure: what
+    /// another process needs to find the fault.
     pub fn summary(&self) -> String {
         let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
         let rail = |RailStanding { number, port, is_usable, is_usable_by_peer }: &RailStanding| {
@@ -51,13 +51,15 @@ impl RecoveryProgress {
             format!(". Rail {number} ({port}): {state}")
         };
         let rails: String = self.rails.iter().map(rail).collect();
+        // The rest of an error's text has been logged.
+        let latest = self.cause.split_once("; ").map_or(self.cause.as_str(), |(first, _)| first);
         let has_rail = self.rails.iter().any(|rail| rail.is_usable && rail.is_usable_by_peer);
         let check = match has_rail {
             true => "the path between the ports (switches, routes, access lists)",
             false => "the port (cable, switch port, address, card)",
         };
         format!(
-            "has been recovering from a fault for {seconds:.1} s, attempt {attempts}. Check {check}{rails}"
+            "has been recovering from a fault for {seconds:.1} s, attempt {attempts}. Check {check}{rails}. Latest failure: {latest}"
         )
     }
 }
@@ -65,13 +67,7 @@ impl RecoveryProgress {
 impl fmt::Display for RecoveryProgress {
     /// The most useful part first: a log may cut the line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the connection {}. Latest failure: {}. {}",
-            self.summary(),
-            self.cause,
-            self.waits_for
-        )
+        write!(f, "the connection {}. {}", self.summary(), self.waits_for)
     }
 }
 

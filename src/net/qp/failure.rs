@@ -34,7 +34,8 @@ fn text(
     peer: &PeerName,
     circumstances: &str,
 ) -> String {
-    let retries = if status == Status::RETRY_EXCEEDED { RETRY_SETTINGS } else { "" };
+    let is_of_path = status == Status::RETRY_EXCEEDED && circumstances.contains("; likely: ");
+    let retries = if is_of_path { RETRY_SETTINGS } else { "" };
     format!(
         "{operation} on {on}: {status}, vendor error {vendor_error}; peer {peer}{circumstances}; {between}{retries}"
     )
@@ -91,6 +92,29 @@ mod tests {
             circumstances(Status::RETRY_EXCEEDED, "the peer's process has died", false, trouble);
         assert_eq!(dead, "; the peer's process has died");
         assert!(circumstances(Status(10), "", false, None).starts_with("; likely: "));
+    }
+
+    #[test]
+    fn what_the_log_says_of_a_failed_work_request() {
+        let between = "local GID 10.3.4.7 (index 3) LID 0 queue pair 8192, remote GID 10.3.4.12 LID 0 queue pair 8193 of mlx5_3";
+        let trouble = "the two are in different networks";
+        let mut said = String::new();
+        for (status, reason, is_lost) in [
+            (Status::RETRY_EXCEEDED, "", false),
+            (Status::RETRY_EXCEEDED, "the control connection was lost before (reset)", true),
+            (Status::RETRY_EXCEEDED, "the peer's process has died", false),
+            (Status(4), "", false),
+            (Status(10), "", false),
+            (Status(13), "", false),
+        ] {
+            let circumstances = circumstances(status, reason, is_lost, Some(trouble));
+            let peer =
+                PeerName::from("rank 118 on n-0412 (pid 3021; mlx5_3 port 1, 10.3.4.12:40211)");
+            said +=
+                &text(("sending data", status, 136), ("mlx5_0", between), &peer, &circumstances);
+            said += "\n";
+        }
+        testkit::snapshot!("failed_work_requests", &said);
     }
 
     #[test]

@@ -259,7 +259,13 @@ impl ConnRecovery {
 
     /// Executes an action of the state machine.
     fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
-        log::debug!(
+        // A recovery that does not succeed would fill the log.
+        let level = match work.machine.lasted(self.now()) {
+            (_, 0..=3) => log::Level::Debug,
+            _ => log::Level::Trace,
+        };
+        log::log!(
+            level,
             "{}: recovering the connection to {}, after {:.3} s: {action}",
             self.nic.name,
             self.peer.peer(),
@@ -827,6 +833,25 @@ mod tests {
     use super::super::new_qps::likely;
     use super::*;
     use crate::log_line::{self, DEVICE, HOST, shown};
+
+    #[test]
+    fn what_the_log_says_of_a_recovery_that_takes_long_and_is_given_up() {
+        let seconds = Duration::from_secs;
+        let mut machine = Recovery::new(Role::Sender, RailMask::first(2), seconds(120));
+        machine
+            .handle_fault(Time::ZERO, "no data has been acknowledged for 88 ms (FERRITE_STALL_MS)");
+        machine.handle_usable(Time::ZERO, RailMask::only(1));
+        machine.handle_fenced(Time::ZERO);
+        let peer = PeerName::from("rank 118 on n-0412 (pid 3021; mlx5_3 port 1, 10.3.4.12:40211)");
+        let delay = line_of_delay("mlx5_0", &peer, &machine.describe(seconds(10)));
+        machine.handle_timeout(seconds(120));
+        let Some(Action::Fail(reason)) = std::iter::from_fn(|| machine.poll_action()).last() else {
+            panic!("it is given up")
+        };
+        let paths = ["mlx5_0:1 (GID 10.3.4.7) to GID 10.3.4.12".to_owned()];
+        let end = line_of_end("mlx5_0", &peer, &format!("{reason}{}", likely(None, &paths)));
+        testkit::snapshot!("recovery", &format!("{delay}\n{end}\n"));
+    }
 
     /// The first failure has its whole text, and the devices of all four rails are named.
     #[test]

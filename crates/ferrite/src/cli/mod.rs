@@ -141,6 +141,19 @@ mod tests {
         Cli::command().version("0").debug_assert();
     }
 
+    #[test]
+    fn what_help_shows_an_operator_on_a_terminal_of_80_columns() {
+        let mut line = command_line().term_width(80);
+        line.build();
+        let mut all = String::new();
+        for name in ["doctor", "hang", "paths", "top", "trace"] {
+            let command = line.find_subcommand_mut(name).expect("it is there");
+            all += &format!("{}\n", command.render_long_help());
+        }
+        assert!(all.lines().all(|line| line.chars().count() <= 80), "{all}");
+        testkit::snapshot!("help", &all);
+    }
+
     /// Words of `nccl-net-ferrite` that it takes itself.
     const OF_THE_PACKAGE: [&str; 7] = ["path", "env", "ab", "matrix", "ddp", "job", "softrnic"];
 

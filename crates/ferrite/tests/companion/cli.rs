@@ -381,7 +381,7 @@ fn what_cannot_be_asked_for_its_waits_is_not_valid() {
     for (target, words) in [
         (own.as_str(), "has no connection of Ferrite that can be seen from here"),
         ("all", "no process"),
-        ("4194305", "process 4194305 has ended, or there was none"),
+        ("4194305", "process 4194305 has ended or never existed"),
     ] {
         invalid(ferrite(&["hang", target], &env), &[words]);
     }

@@ -1264,7 +1264,7 @@ impl Recovery {
             }
             State::Halted => "No rail is usable at both ends".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingMissingList { .. } => {
-                format!("The peer did not answer within {limit} s")
+                format!("The peer has not answered yet, and has {limit} s")
             }
             State::Creating | State::Connecting | State::Resuming => {
                 "New queue pairs are being connected and tested".into()

@@ -200,7 +200,7 @@ fn memlock(machine: &Machine) -> Vec<Finding> {
     let is_low = limit.zip(ram).is_some_and(|(limit, ram)| limit < ram);
     let mut found = vec![match is_low {
         true if is_exempt(machine) => {
-            Finding::ok("", format!("{said}, which does not bind this process (CAP_IPC_LOCK)"))
+            Finding::ok("", format!("{said}; CAP_IPC_LOCK exempts this process"))
         }
         true => {
             Finding::warn("", format!("{said}, and the machine has {} GiB", ram.unwrap_or(0) >> 30))

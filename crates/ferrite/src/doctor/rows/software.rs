@@ -133,7 +133,7 @@ fn of_releases(machine: &Machine, judged: &Judged) -> Finding {
         };
         let is_asked_for = set.is_some_and(|value| !value.eq_ignore_ascii_case("none"));
         let verdict = if is_asked_for { Verdict::Fail } else { Verdict::Warn };
-        let text = format!("takes no plugin, but its built-in network: {setting}{passed}");
+        let text = format!("takes no plugin and uses its built-in network: {setting}{passed}");
         return Finding::judge(false, verdict.min(*worst), releases.as_str(), text);
     };
     let (shown, tables) = (first.path.display(), versions(&first.tables));
@@ -256,10 +256,9 @@ fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
             "",
             format!("{text}: ncclCommAbort does not return after a network error"),
         ),
-        (2, 26 | 27, _) => Finding::warn(
-            "",
-            format!("{text}: network errors do not reach the application"),
-        ),
+        (2, 26 | 27, _) => {
+            Finding::warn("", format!("{text}: network errors do not reach the application"))
+        }
         _ => Finding::ok("", text),
     }
 }

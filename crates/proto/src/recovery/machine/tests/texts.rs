@@ -6,7 +6,7 @@ const DESTROY: &str = "The old queue pairs are not destroyed yet";
 const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are being connected and tested";
 const ANSWERS: [&str; 2] =
-    ["The peer did not answer within 5 s", "The peer did not answer within 40 s"];
+    ["The peer has not answered yet, and has 5 s", "The peer has not answered yet, and has 40 s"];
 const RUNS: &str = "It failed repeatedly";
 
 /// What an end says that it waits for.
