@@ -108,7 +108,9 @@ def picture(name: str, dist: Path, out: Path) -> None:
         watch(job, 2)
         job.inject()
         watch(job, 6)
-        draw(out / f"{name}.svg", command, verdict, screen([str(dist / "bin" / command.split()[0]), *command.split()[1:]], 8))
+        program, *rest = command.split()
+        # A process that is stopped has all the time of `--timeout`; the other command does not end by itself.
+        draw(out / f"{name}.svg", command, verdict, screen([str(dist / "bin" / program), *rest], 8 if name == "top" else 30))
     finally:
         job.end()
 

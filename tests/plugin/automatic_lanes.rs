@@ -32,10 +32,10 @@ const ONE_PATH: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MB
 /// Lanes have ways of their own, by chance, each of which is slow.
 const PATHS: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
 const TAKES: &str =
-    "asks for 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
-const GIVES_UP: &str = "asks for 1 queue pair(s) per rail: they were no faster than one queue pair (FERRITE_LANES=auto)";
+    "requests 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
+const GIVES_UP: &str = "requests 1 queue pair(s) per rail: they were no faster than one queue pair (FERRITE_LANES=auto)";
 const COMPARES: &str =
-    "asks for 1 queue pair(s) per rail: to compare one queue pair with them (FERRITE_LANES=auto)";
+    "requests 1 queue pair(s) per rail: to compare one queue pair with them (FERRITE_LANES=auto)";
 
 /// Two processes in which connections compare soon, over a fabric with `paths`.
 fn automatic(paths: &[(&str, &str)]) -> Result<Setting, Missing> {

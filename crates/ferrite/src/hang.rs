@@ -278,14 +278,17 @@ fn connection(words: &[u64]) -> Connection {
             .collect::<String>()
     };
     let ranks = [words[record::PEER_RANK], words[record::PEER_LABEL]];
-    let rank = ranks.into_iter().find(|rank| *rank != 0).map(|rank| format!("rank {} ", rank - 1));
-    let host = text(record::PEER_HOST, record::PEER_HOST_WORDS);
+    let (host, pid) = (text(record::PEER_HOST, record::PEER_HOST_WORDS), words[record::PEER_PID]);
+    let peer = match ranks.into_iter().find(|rank| *rank != 0) {
+        Some(rank) => format!("rank {} on {host} (pid {pid})", rank - 1),
+        None => format!("process {pid} on {host}"),
+    };
     let sends = words[record::DIRECTION] == SENDER;
     let name = text(record::COMMUNICATOR_NAME, record::COMMUNICATOR_NAME_WORDS);
     Connection {
         device: text(record::DEVICE, record::DEVICE_WORDS),
         sends,
-        peer: format!("{}on {host} (pid {})", rank.unwrap_or_default(), words[record::PEER_PID]),
+        peer,
         begun: words[record::BEGUN],
         done: words[record::DONE],
         stall: Duration::from_nanos(words[record::STALL]),

@@ -170,8 +170,8 @@ fn explain(error: Error) -> Error {
     match error.errno {
         _ if !error.context.is_empty() => error,
         Some(libc::ENOMEM) => error.context(
-            "likely: the device has no room for more memory regions (max_mr), or the IOMMU or the kernel's contiguous memory has \
-             too little room (CmaTotal and CmaFree in /proc/meminfo, `dmesg`)",
+            "likely: the device has no room for more memory regions (max_mr), or the IOMMU or \
+             contiguous memory is full (CmaFree in /proc/meminfo, `dmesg`)",
         ),
         Some(libc::EPERM | libc::EACCES) => error.context(
             "likely: the kernel forbids it to this process: seccomp or the capabilities of the container, or RLIMIT_MEMLOCK=0 \

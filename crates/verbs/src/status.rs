@@ -43,8 +43,7 @@ impl Status {
             11 => ("remote operation error", "the peer's device failed"),
             12 => (
                 "no acknowledgement from the peer, retries exhausted",
-                "a link or switch on the path is down or has a smaller MTU than the ports, or the GID index or traffic class does \
-                 not suit the fabric",
+                "a link or switch on the path is down or has too small an MTU, or the GID index or traffic class is wrong",
             ),
             13 => ("the peer was not ready, retries exhausted", "the peer's process is stuck"),
             14 => ("local RDD violation", ""),

@@ -126,7 +126,8 @@ mod tests {
         let circumstances = circumstances(Status::RETRY_EXCEEDED, "", false, Some(trouble));
         let work = ("sending a clear-to-send", Status::RETRY_EXCEEDED, 136);
         let line = shown(&text(work, (DEVICE, &between), &log_line::peer(), &circumstances));
-        for part in ["(status 12)", HOST, "its process lives", trouble, "smaller MTU", "local GID"]
+        for part in
+            ["(status 12)", HOST, "its process lives", trouble, "too small an MTU", "local GID"]
         {
             assert!(line.contains(part), "{part}: {line}");
         }

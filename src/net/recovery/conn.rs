@@ -885,7 +885,8 @@ mod tests {
         let trouble = "the two are in different networks, and no router joins them";
         let why = format!("{reason}{}", likely(Some(trouble), &paths));
         let end = shown(&line_of_end(DEVICE, &log_line::peer(), &why));
-        for part in [HOST, "within 121 s", "Usable rails: ", "(status 12)", trouble, "smaller MTU"]
+        for part in
+            [HOST, "within 121 s", "Usable rails: ", "(status 12)", trouble, "too small an MTU"]
         {
             assert!(end.contains(part), "{part}: {end}");
         }

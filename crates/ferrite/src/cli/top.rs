@@ -198,9 +198,8 @@ fn write_whole(path: &Path, text: &str) -> Result<()> {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads the statistics files of this machine's processes twice (docs/stats-file.md). For each connection that sends over lanes \
-(FERRITE_LANES, docs/slow.md) it shows recoveries, moves of lanes to other paths, and the share of the bytes and the speed of each \
-lane. `ferrite top --json` has the same numbers. If all lanes carry the same share from the start, one queue pair costs \
+Reads the statistics files of this machine's processes twice (docs/stats-file.md). For each connection with lanes \
+(FERRITE_LANES, docs/slow.md) it shows recoveries, moves of lanes to other paths, and the share and speed of each lane. `ferrite top --json` has the same numbers. If all lanes carry the same share from the start, one queue pair costs \
 less.\n\n\
 Exit code 0: shown; 2: the folder cannot be read; 3: no process was found.")]
 pub(super) struct Paths {

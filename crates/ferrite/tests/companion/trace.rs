@@ -201,8 +201,7 @@ fn a_running_job_has_a_track_for_each_end_and_arrows_between_them() -> Result<()
                 );
                 let (code, printed, _) = trace(&["--seconds", "0.05", "--folder", &folder]);
                 assert!(
-                    code == 3
-                        && printed.contains("no message was timed meanwhile by 2 process(es)"),
+                    code == 3 && printed.contains("none of 2 process(es) with files in "),
                     "{printed}"
                 );
             }
@@ -248,8 +247,7 @@ fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_as
                 assert!(copied.is_ok_and(|status| status.success()));
                 let (code, printed, _) = trace(&["--seconds", "0.05", "--folder", &folder]);
                 assert!(
-                    code == 3
-                        && printed.contains("no message was timed meanwhile by 2 process(es)"),
+                    code == 3 && printed.contains("none of 2 process(es) with files in "),
                     "{printed}"
                 );
                 let (code, printed, written) = trace(&["--seconds", "0", "--folder", &folder]);
@@ -353,7 +351,7 @@ fn without_a_process_or_with_files_of_other_versions_it_says_so() {
     };
     let (code, printed, written) = in_folder(&[]);
     assert!(
-        code == 3 && written.is_none() && printed.contains("no process with timed messages"),
+        code == 3 && written.is_none() && printed.contains("no process has a statistics file"),
         "{printed}"
     );
     let (code, printed, _) = trace(&["--seconds", "0", "--folder", "/no/such/folder"]);

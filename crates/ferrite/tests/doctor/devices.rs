@@ -113,9 +113,7 @@ fn ports_warns_of_entries_of_the_list_that_name_nothing() {
         .look()
         .is("warn", &["softrnic0 has no port 2; its last one is 1"]);
     require!(with("^=softrnic0,^=softrnic1")).look().is("warn", &["^=softrnic1 counts as a name"]);
-    require!(with("softrnic0, softrnic1"))
-        .look()
-        .is("warn", &["built-in transport takes the blanks"]);
+    require!(with("softrnic0, softrnic1")).look().is("warn", &["built-in transport takes blanks"]);
     require!(with("^mlx5_bond")).look().is("ok", &["begins with mlx5_bond"]);
     require!(with("softrnic0::2,softrnic1:")).look().is("ok", &["softrnic1:1"]);
 }
@@ -160,7 +158,7 @@ fn mtu_warns_below_the_largest_and_names_the_interface() {
 
 #[test]
 fn gid_fails_at_an_empty_index_and_warns_of_addresses_that_are_not_routed() {
-    require!(setup("gid")).look().is("ok", &["GID 1 10.82.1.1 (routable, RoCE v2)"]);
+    require!(setup("gid")).look().is("ok", &["GID 10.82.1.1 (index 1; routable, RoCE v2)"]);
     require!(setup("gid"))
         .env("NCCL_IB_GID_INDEX", "9")
         .look()

@@ -395,7 +395,7 @@ pub(crate) const GID_ROWS: &[Row] = &[
         name: "pkey",
         what: "queue pairs can use the partition key that NCCL_IB_PKEY or NCCL_IB_PKEY_VALUE selects",
         why: "a queue pair belongs to one partition, and peers in another one do not receive its packets",
-        cure: "unset both variables, or have the subnet manager add this port to the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
+        cure: "unset NCCL_IB_PKEY and NCCL_IB_PKEY_VALUE, or have the subnet manager add this port to the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
         look: pkey,
     },
 ];
