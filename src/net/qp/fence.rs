@@ -7,9 +7,10 @@
 //! the device neither reads nor writes memory for it.
 //!
 //! Some providers (ionic) report all receives as flushed that were not polled before the move. So
-//! the queues are polled until empty first. Messages that arrive in between count as missing and
-//! are resent. The receiver's fence comes after the sender's ([`crate::proto::recovery`]), so the
-//! sender has not reported them as sent.
+//! the queues are polled first, until they stay empty: a device may acknowledge a message shortly
+//! before it reports the arrival. The receiver's fence comes after the sender's
+//! ([`crate::proto::recovery`]). So messages that arrive later count as missing and are resent, and
+//! the sender has not reported them as sent.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
@@ -114,13 +115,21 @@ impl QpSet {
         }
     }
 
-    /// Handles the contents of the queues, in a fence that started at `begun`.
+    /// Handles the contents of the queues until they stay empty for a [`PAUSE`], in a fence that
+    /// started at `begun`. A sender has no arrivals.
     fn empty(&mut self, peer: &PeerState, drained: &mut Drained, begun: Instant) {
-        for place in 0..self.rails.len() {
-            // An endlessly sending peer must not keep this end here.
-            while self.drain_rail(place, peer, drained).unwrap_or(0) > 0
-                && clock::since(begun) < LEAST_DRAIN
-            {}
+        let mut was_empty = self.qps.iter().all(|connected| connected.receives == 0);
+        // An endlessly sending peer must not keep this end here.
+        while clock::since(begun) < LEAST_DRAIN {
+            let rails = self.rails.len();
+            let polled = (0..rails).map(|place| self.drain_rail(place, peer, drained).unwrap_or(0));
+            let is_empty = polled.sum::<usize>() == 0;
+            match (is_empty, was_empty) {
+                (true, true) => return,
+                (true, false) => clock::sleep(PAUSE),
+                (false, _) => {}
+            }
+            was_empty = is_empty;
         }
     }
 

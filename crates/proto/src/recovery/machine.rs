@@ -23,10 +23,6 @@ const ANSWER_TIME_OF_OTHERS: Duration = Duration::from_millis(5);
 /// The longest wait. The receiver learns from the sender when an attempt begins, and always waits
 /// this long.
 const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
-/// How long the receiver leaves its queue pairs alone until the sender has destroyed its own, which
-/// its offer shows. Known round trips add two of them, up to [`LONGEST_FENCE_TIME`].
-const FENCE_TIME: Duration = Duration::from_millis(50);
-const LONGEST_FENCE_TIME: Duration = Duration::from_secs(1);
 /// How long an end that wants to change its queue pairs waits for the peer's confirmation, and the
 /// pause before it asks again. Data flows meanwhile.
 const ASK_TIME: Duration = Duration::from_secs(5);
@@ -304,10 +300,9 @@ pub struct Recovery {
     questions: u32,
     /// When this attempt may create queue pairs.
     pause: Time,
-    /// Receiver: when it fences at the latest, and whether the sender has fenced since the
-    /// connection last ran.
-    fence_by: Time,
-    has_sender_fenced: bool,
+    /// Receiver: whether the sender has fenced since the connection last ran, or arrivals are no
+    /// longer reported.
+    may_fence: bool,
     /// Since when the connection has been running, or not running.
     since: Time,
     /// Attempts since then.
@@ -356,8 +351,7 @@ impl Recovery {
             next_ask: Time::ZERO,
             questions: 0,
             pause: Time::ZERO,
-            fence_by: Time::ZERO,
-            has_sender_fenced: false,
+            may_fence: false,
             since: Time::ZERO,
             attempts: 0,
             trouble: None,
@@ -620,7 +614,7 @@ impl Recovery {
     /// that this end never sees, and these would not be resent.
     pub fn handle_unreported(&mut self, now: Time) {
         if self.waits_for_fence() {
-            self.fence_by = self.fence_by.min(now);
+            self.may_fence = true;
             self.advance(now);
         }
     }
@@ -667,7 +661,6 @@ impl Recovery {
             State::Offered { until }
             | State::Answered { until }
             | State::AwaitingMissingList { until } => give_up.map(|time| time.min(until)),
-            State::Halted if self.waits_for_fence() => give_up.map(|time| time.min(self.fence_by)),
             State::Halted if self.waits_for_pause() => give_up.map(|time| time.min(self.pause)),
             State::Halted | State::Creating | State::Connecting | State::Resuming => give_up,
         }
@@ -761,7 +754,7 @@ impl Recovery {
             self.offer.is_none() || *state == State::Halted || has_failed,
             "an offer is kept that is connected to"
         );
-        debug_assert!(!self.has_sender_fenced || !is_sender, "a sender waits for its own fence");
+        debug_assert!(!self.may_fence || !is_sender, "a sender waits for its own fence");
         debug_assert!(
             self.late_answers == 0 || !self.is_running(),
             "an answer was late before the connection last ran"
@@ -773,7 +766,9 @@ impl Recovery {
         self.check_fields();
         let due = &mut self.due;
         let mut take = |flag: fn(&mut Due) -> &mut bool| std::mem::take(flag(due));
-        if take(|due| &mut due.halt) {
+        // The sender's says that it has fenced.
+        let may_halt = self.role == Role::Receiver || self.queue_pairs != QueuePairs::InUse;
+        if may_halt && take(|due| &mut due.halt) {
             self.told = self.own;
             let (attempt, usable, cause) = (self.attempt, self.own, self.cause.clone());
             return Some(Action::Send(Message::Halt { attempt, usable, cause }));
@@ -862,7 +857,8 @@ impl Recovery {
     /// Handles a message from the peer about the present attempt.
     fn handle_present(&mut self, now: Time, message: Message) -> Result<(), Violation> {
         self.trouble.iter_mut().for_each(|trouble| trouble.is_answered = true);
-        self.has_sender_fenced |= matches!(message, Message::Offer { .. });
+        self.may_fence |= self.role == Role::Receiver
+            && matches!(message, Message::Halt { .. } | Message::Offer { .. });
         match message {
             Message::Halt { usable, .. } => {
                 self.has_peer_halted = true;
@@ -996,10 +992,7 @@ impl Recovery {
             if now.saturating_sub(self.since) >= STEADY_TIME {
                 self.trouble = None;
             }
-            (self.since, self.attempts) = (now, 0);
-            let fence_time = FENCE_TIME + self.reach.round_trip.saturating_mul(2);
-            (self.fence_by, self.has_sender_fenced) =
-                (now + fence_time.min(LONGEST_FENCE_TIME), false);
+            (self.since, self.attempts, self.may_fence) = (now, 0, false);
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now, &cause));
         trouble.attempts = trouble.attempts.saturating_add(1);
@@ -1033,7 +1026,7 @@ impl Recovery {
             return;
         }
         match self.queue_pairs {
-            QueuePairs::InUse if self.waits_for_fence() && now < self.fence_by => {}
+            QueuePairs::InUse if self.waits_for_fence() => {}
             QueuePairs::InUse => self.job = Some((Job::Fence, false)),
             QueuePairs::New => {
                 self.due.discard = true;
@@ -1063,7 +1056,7 @@ impl Recovery {
     /// Receiver: whether it leaves its queue pairs alone until the sender has fenced.
     pub fn waits_for_fence(&self) -> bool {
         let has_fenced =
-            self.has_sender_fenced || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
+            self.may_fence || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
         self.role == Role::Receiver && self.state == State::Halted && !has_fenced
     }
 
@@ -1194,6 +1187,10 @@ impl Recovery {
         );
         self.state = State::Failed;
         self.job.take_if(|(_, is_known)| !*is_known);
+        // Nothing is written to a buffer after the error.
+        if self.queue_pairs == QueuePairs::InUse && self.job.is_none() {
+            self.job = Some((Job::Fence, false));
+        }
         self.due = Due { failure: Some(text), ..Due::default() };
     }
 

@@ -13,8 +13,8 @@ use std::fmt;
 /// active and has its address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Either way: this end has begun attempt `attempt`, and no longer uses its queue pairs.
-    /// Repeated when `usable` changes.
+    /// Either way: this end has begun attempt `attempt`, and no longer uses its queue pairs. The
+    /// sender's are destroyed. Repeated when `usable` changes.
     Halt {
         /// The attempt, from 1 on.
         attempt: u32,

@@ -6,11 +6,11 @@
 //!
 //! ```text
 //!  sender                                         receiver
-//!  Halt ──────────────────────────────────────►            each end says it when it begins attempt A
+//!  fence                                                   each end begins attempt A
+//!  Halt ──────────────────────────────────────►  fence
 //!       ◄────────────────────────────────────── Halt
-//!  fence
 //!  create
-//!  Offer ─────────────────────────────────────►  fence, create, connect, post receives
+//!  Offer ─────────────────────────────────────►  create, connect, post receives
 //!  connect ◄─────────────────────────────────── Answer
 //!  Ready ─────────────────────────────────────►  test the way back, list what is missing, run
 //!  apply, send again, run ◄──────────────────── MissingList
@@ -22,10 +22,11 @@
 //! sender's fence does the same for the clear-to-sends. That is why each end fences before it
 //! creates anything new.
 //!
-//! The receiver waits a little for the sender's fence, and polls meanwhile. A device may drop
-//! arrivals that were not polled before its fence, and these must not include messages that the
-//! sender knows to be acknowledged. If its completion queue or device has failed, a receiver fences
-//! at once: its device may continue to acknowledge arrivals that the receiver never sees.
+//! The receiver fences after the sender, whose `Halt` says that it has fenced, and polls until then.
+//! A device may drop arrivals that were not polled before its fence, and these must not include
+//! messages that the sender knows to be acknowledged. If its completion queue or device has failed,
+//! a receiver fences at once: its device may continue to acknowledge arrivals that the receiver
+//! never sees.
 //!
 //! **Asking**: a voluntary change of queue pairs is for lanes, other paths, or a rail or own port
 //! that is back. The end asks first (`Ask`), and begins an attempt only after the other has

@@ -202,6 +202,10 @@ impl World {
         let end = |rails: RailMask| Ok(endpoint(rails.count().into(), 1, false));
         match self.jobs[i].take().expect("a job") {
             Action::Fence => {
+                let is_used = i == 1
+                    && self.queue_pairs[0] == self.queue_pairs[1]
+                    && !self.machines[0].has_fenced();
+                assert!(!is_used, "the sender may still send to what the receiver fences");
                 self.is_draining &= i != 0;
                 self.queue_pairs[i] = None;
                 self.machines[i].handle_fenced(now);

@@ -444,6 +444,7 @@ fn tell_one_that_has_failed(role: Role) {
     for message in [Message::Ports { usable: rails }, Message::Heard { attempt: 1, number: 1 }] {
         machine.handle_message(Time::ZERO, message).expect("what a Ferrite says");
     }
+    assert_eq!(machine.poll_action(), Some(Action::Fence));
     assert!(matches!(machine.poll_action(), Some(Action::Fail(_))));
     assert_eq!(machine.poll_action(), None);
 }

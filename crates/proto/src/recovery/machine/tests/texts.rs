@@ -3,6 +3,7 @@
 use super::*;
 
 const DESTROY: &str = "The old queue pairs are not destroyed yet";
+const HALT: &str = "The peer has not answered";
 const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are being connected and tested";
 const ANSWERS: [&str; 2] =
@@ -30,15 +31,13 @@ fn each_end_says_what_it_waits_for() {
             }
         }
     }
-    assert_eq!(said[0], [DESTROY, NEW, ANSWERS[0], NEW, ANSWERS[0], NEW, RUNS]);
-    assert_eq!(said[1], [RUNS, OFFER, DESTROY, NEW, ANSWERS[1], NEW, RUNS]);
+    assert_eq!(said[0], [DESTROY, HALT, NEW, ANSWERS[0], NEW, ANSWERS[0], NEW, RUNS]);
+    assert_eq!(said[1], [RUNS, DESTROY, NEW, ANSWERS[1], NEW, RUNS]);
 }
 
 #[test]
 fn an_end_without_an_answer_or_a_rail_says_so() {
-    for (end, text) in
-        [(0, "The peer has not answered"), (1, "The sender has not offered new queue pairs")]
-    {
+    for (end, text) in [(0, HALT), (1, OFFER)] {
         let mut pair = Pair::new(1);
         pair.lose();
         pair.fault(end);
@@ -49,10 +48,7 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
     pair.usable(1, 0);
     pair.settle();
     let said = [0, 1].map(|end| waited_for(&pair, end));
-    assert_eq!(
-        said,
-        ["No rail is usable at both ends", "The sender has not offered new queue pairs"]
-    );
+    assert_eq!(said, ["No rail is usable at both ends", OFFER]);
     pair.pass(GIVE_UP + SECOND);
     let failure = pair.failure(0).expect("it gives up");
     let rails = "Usable rails: 0 here, none at the peer, of 0. No rail is usable at both ends. ";
