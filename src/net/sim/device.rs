@@ -476,6 +476,7 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, count: c_int, wc: *mut sys::i
             let wc = wc.add(i);
             (*wc).wr_id = completion.id;
             (*wc).status = completion.status.0;
+            (*wc).vendor_err = 0;
             (*wc).imm_data_invalidated_rkey_union.imm_data = completion.imm;
         }
     }

@@ -14,9 +14,11 @@
 #![allow(unsafe_code)]
 
 use crate::proto::random::Random;
+use crate::verbs::clock;
 use crate::verbs::status::Status;
 use std::collections::VecDeque;
 use std::mem::{replace, take};
+use std::time::{Duration, Instant};
 
 /// Devices of each end, one for each rail.
 pub(super) const DEVICES: usize = 4;
@@ -24,6 +26,9 @@ pub(super) const DEVICES: usize = 4;
 pub(super) const IMAGINARY: u64 = 1 << 60;
 /// A queue pair fails when its oldest work request has been sent again so many times.
 pub(super) const MAX_RETRIES: u32 = 20;
+
+/// A completion can be polled at most so long after what it reports.
+const LATE: Duration = Duration::from_micros(30);
 
 pub(super) const REMOTE_ACCESS_ERROR: Status = Status(10);
 pub(super) const FLUSHED: Status = Status(5);
@@ -64,6 +69,8 @@ pub(super) struct Completion {
     pub(super) imm: u32,
     /// The number of the work request; `None`: it is a receive.
     sent: Option<u32>,
+    /// When it can be polled.
+    ready: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +170,7 @@ pub(super) struct Fabric {
     /// Whether a command that brings a queue pair to the error state flushes what has arrived there
     /// and has not been polled.
     flushes_arrivals: bool,
-    /// Whether completions may be late.
+    /// Whether completions may be late, by up to [`LATE`].
     is_slow: bool,
     /// Whether the receiver's devices acknowledge messages and lose them.
     forgets: bool,
@@ -407,12 +414,14 @@ impl Fabric {
 
     /// Takes at most `limit` completions: as many as there happen to be by now.
     pub(super) fn poll(&mut self, queue: usize, limit: usize) -> Vec<Completion> {
-        let Self { random, qps, queues, changes, is_slow, .. } = self;
-        if queues[queue].has_failed || *is_slow && random.one_in(3) {
+        let Self { random, qps, queues, changes, .. } = self;
+        if queues[queue].has_failed {
             return Vec::new();
         }
         let completions = &mut queues[queue].completions;
-        let count = (1 + random.index(limit)).min(completions.len());
+        let now = clock::now();
+        let ready = completions.iter().take_while(|completion| completion.ready <= now).count();
+        let count = (1 + random.index(limit)).min(ready);
         let polled: Vec<_> = completions.drain(..count).collect();
         *changes += polled.len() as u64;
         for completion in &polled {
@@ -589,7 +598,7 @@ impl Fabric {
     }
 
     pub(super) fn set_port(&mut self, device: usize, is_up: bool) {
-        if replace(&mut self.ports[device], is_up) != is_up && !self.lost[device] {
+        if replace(&mut self.ports[device], is_up) != is_up {
             self.raise(device, if is_up { Event::PortUp } else { Event::PortDown });
         }
     }
@@ -659,6 +668,9 @@ impl Fabric {
     }
 
     fn raise(&mut self, device: usize, event: Event) {
+        if self.lost[device] && event != Event::DeviceFatal {
+            return;
+        }
         self.changes += 1;
         self.events[device].push_back(event);
         super::device::ring(device);
@@ -725,8 +737,9 @@ impl Fabric {
         let mut devices: Vec<_> = self.live_of(0).map(|qp| self.qps[qp].device).collect();
         devices.sort_unstable();
         devices.dedup();
-        // With the sender's, nobody sees it before the next message.
-        if self.live_of(1).any(|qp| self.qps[qp].is_reported) {
+        // With the sender's, nobody sees it before the next message, nor if the completions come
+        // after the event.
+        if !self.is_slow && self.live_of(1).any(|qp| self.qps[qp].is_reported) {
             return false;
         }
         let is_paired = |qp: usize| {
@@ -789,11 +802,13 @@ impl Fabric {
     }
 
     fn complete(&mut self, qp: usize, id: u64, status: Status, imm: u32, sent: Option<u32>) {
+        let late = if self.is_slow { self.random.below(LATE.as_nanos() as u64 + 1) } else { 0 };
+        let ready = clock::now() + Duration::from_nanos(late);
         let queue = &mut self.queues[self.qps[qp].queue];
         if queue.has_failed {
             return;
         }
-        queue.completions.push_back(Completion { id, qp, status, imm, sent });
+        queue.completions.push_back(Completion { id, qp, status, imm, sent, ready });
         if queue.completions.len() > queue.entries {
             self.violated("a completion queue overruns".into());
         }

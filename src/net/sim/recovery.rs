@@ -131,18 +131,21 @@ impl Recovering {
     ) -> Self {
         let now = clock::now();
         // What a driver flushes it has seen.
-        match random.below(3) {
-            0 => device::with(|fabric| fabric.flush_arrivals()),
-            1 => device::with(|fabric| fabric.be_slow()),
-            _ => {}
+        if random.one_in(3) {
+            device::with(|fabric| fabric.flush_arrivals());
         }
-        let micros = [2, 10, 40][random.index(3)];
+        if random.one_in(3) {
+            device::with(|fabric| fabric.be_slow());
+        }
+        // In a step one queue pair does something; those of a device work side by side.
+        let qps = device::with(|fabric| fabric.qp_count()) as u64;
+        let nanos = [2_000, 10_000, 40_000][random.index(3)] * 2 / qps;
         Self {
             faults: plan.faults,
             healings: Vec::new(),
             nics,
             peers,
-            step: Duration::from_micros(micros),
+            step: Duration::from_nanos(nanos),
             frame_steps: [1, 1, 20][random.index(3)],
             job_steps: [1, 1, 4, 30][random.index(4)],
             most_meanwhile: [0, 2, 8][random.index(3)],
@@ -215,7 +218,10 @@ impl World {
             return step;
         }
         recovery.idle = 0;
-        let is_awake = |end: &End| recovery.is_awake(*end);
+        // Nobody handles the events of an end that is closed.
+        let is_there = [self.sender.is_some(), self.receiver.is_some()];
+        let recovery = self.recovering();
+        let is_awake = |end: &End| is_there[*end as usize] && recovery.is_awake(*end);
         let awake: Vec<_> = End::BOTH.into_iter().filter(is_awake).collect();
         let workers = |end: &End| (*end, Arc::clone(&recovery.nics[*end as usize].workers));
         let all = awake.iter().map(workers).collect();
@@ -448,6 +454,7 @@ impl World {
     }
 
     fn apply_recovered(&mut self, fault: Fault) {
+        log::debug!("fault: {fault:?}");
         let rails = self.rails;
         let device_of = |end: End, rail: usize| end.device(rail % rails);
         let nth = |end: End, index: usize| {

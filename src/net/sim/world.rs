@@ -344,6 +344,7 @@ impl World {
     }
 
     fn handle_error(&mut self, end: End, error: &Error) {
+        log::debug!("{end:?} reports: {error}");
         // Where a device has lost messages that it had acknowledged.
         let is_lost = error.text().contains("acknowledged by a device that died");
         self.laws.may_fail |= self.laws.may_lie && is_lost;
@@ -420,12 +421,14 @@ impl World {
             if !std::mem::replace(&mut self.has_deregistered, true) {
                 return receiver.deregister();
             }
+            log::debug!("the receiver is closed");
             self.receiver.take().into_iter().for_each(Receiver::close);
             return self.control.close(End::Receiver);
         }
         let has_sent_all =
             self.has_failed(End::Sender) || self.to_send.values().all(VecDeque::is_empty);
         if has_sent_all && self.sending.is_empty() && self.sender.is_some() {
+            log::debug!("the sender is closed");
             self.sender.take().into_iter().for_each(Sender::close);
             self.control.close(End::Sender);
         }
