@@ -6,6 +6,8 @@ use std::fmt;
 
 /// The longest body of a frame, except [`Kind::MissingList`].
 pub const MAX_BODY_BYTES: usize = 4096;
+/// The longest text of a peer that is shown. The error of a recovery has some 1,000 bytes.
+const MAX_TEXT_BYTES: usize = 2048;
 /// Longest body of a [`Kind::MissingList`].
 pub const MAX_MISSING_LIST_BYTES: usize = 24 << 10;
 /// In a refusal: it is for all connections of the addressed process, not for one. In a commit: see
@@ -186,9 +188,9 @@ impl Frame {
         Self { kind, secret, body: text.as_bytes().to_vec() }
     }
 
-    /// The body as text for people: printable characters of the first few hundred bytes.
+    /// The body as text for people: printable characters of the first [`MAX_TEXT_BYTES`].
     pub fn body_text(&self) -> String {
-        let cut = &self.body[..self.body.len().min(400)];
+        let cut = &self.body[..self.body.len().min(MAX_TEXT_BYTES)];
         String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
     }
 }
@@ -351,6 +353,14 @@ mod tests {
             let frame = Frame { kind, secret: [7; 16], body: vec![1; 30_000] };
             assert_eq!(frame.emit().len(), PREAMBLE_BYTES + kind.max_body_bytes(), "{kind:?}");
         }
+    }
+
+    #[test]
+    fn a_text_is_shown_whole_up_to_2048_bytes_without_what_spoils_a_log() {
+        let text = |length: usize| format!("\n{}", "x".repeat(length - 1));
+        let shown = |length| Frame::text(Kind::Goodbye, [7; 16], &text(length)).body_text();
+        assert_eq!(shown(1500), format!(" {}", "x".repeat(1499)));
+        assert_eq!(shown(4000).len(), 2048);
     }
 
     #[test]

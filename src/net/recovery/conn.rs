@@ -335,7 +335,8 @@ impl ConnRecovery {
             }
             Action::Fail(reason) => {
                 let can_both = !(work.rails.usable() & work.machine.usable_by_peer()).is_empty();
-                let paths = if can_both { work.new_qps.describe_paths() } else { String::new() };
+                let paths =
+                    if can_both { work.new_qps.describe_paths(&reason) } else { String::new() };
                 return Err(Error::remote(format!("{reason}{paths}{}", losses(work))));
             }
         }

@@ -56,6 +56,9 @@ pub struct NewQps {
     between: Vec<Between>,
     times: PathTimes,
     mtus: PathMtus,
+    /// What the latest test that found a limit of packet sizes has found, since the connection last
+    /// ran or its ports changed.
+    cut: Option<String>,
     stage: Stage,
 }
 
@@ -119,6 +122,7 @@ impl NewQps {
             between: Vec::new(),
             times: PathTimes::new(qps.round_trip),
             mtus: PathMtus::default(),
+            cut: None,
             stage: Stage::None,
         }
     }
@@ -296,6 +300,7 @@ impl NewQps {
         };
         let lowered = self.mtus.handle_test(paths(&self.between), test.cut_rails());
         let why = self.describe_cut(&test, lowered);
+        self.cut = why.clone().or(self.cut.take());
         test.into_qps().destroy();
         (left_out - lowered, why)
     }
@@ -320,9 +325,11 @@ impl NewQps {
         Some(text)
     }
 
-    /// For messages: the ports of the latest attempt, and what to check where they do not reach
-    /// each other.
-    pub fn describe_paths(&self) -> String {
+    /// For messages: what is known of packet sizes unless `reason` says it, the ports of the latest
+    /// attempt, and what to check where they do not reach each other.
+    pub fn describe_paths(&self, reason: &str) -> String {
+        let cut = self.cut.as_ref().filter(|cut| !reason.contains(*cut));
+        let cut = cut.map_or_else(String::new, |cut| format!("; {cut}"));
         let mut troubles = Vec::new();
         let mut path = |(_, port, far): &Between| {
             let own = match port.address_towards(&[*far]) {
@@ -335,7 +342,7 @@ impl NewQps {
             format!("{} ({own}) to GID {}", port.name, gid::address(far))
         };
         let paths: Vec<_> = self.between.iter().map(&mut path).collect();
-        likely(troubles.first().map(String::as_str), &paths)
+        format!("{cut}{}", likely(troubles.first().map(String::as_str), &paths))
     }
 
     /// Records that the queue pairs are on these ports and connected to these GIDs. Paths between
@@ -346,6 +353,7 @@ impl NewQps {
         };
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
             self.times.forget_failures();
+            self.cut = None;
         }
         self.between = between;
     }
@@ -417,6 +425,7 @@ impl NewQps {
         let taken = self.take_connected()?;
         self.per_rail = self.tried.take().unwrap_or(self.per_rail);
         self.times.forget_failures();
+        self.cut = None;
         Ok(taken)
     }
 
