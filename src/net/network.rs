@@ -135,6 +135,9 @@ impl Network {
         if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
             return Ok(Arc::clone(driver));
         }
+        // The first connection of this process, which may have been forked before its parent's
+        // thread had the answer.
+        start_enabling_barrier();
         let driver = ControlDriver::new(self.first_frame_limit, self.interface.clone())?;
         Ok(Arc::clone(known.insert(driver)))
     }
@@ -425,6 +428,7 @@ fn with_source(error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::data::sync::{has_barrier, heavy_barrier};
 
     #[test]
     fn a_device_that_cannot_be_opened_is_named_with_the_error_and_the_cure() {
@@ -440,5 +444,18 @@ mod tests {
                 assert!(text.contains(words), "{words:?} is not in {text}");
             }
         }
+    }
+
+    /// As in one that is forked before its parent's thread has the answer.
+    #[test]
+    fn the_first_connection_of_a_process_asks_for_the_barrier() {
+        if heavy_barrier().is_err() {
+            println!("skipped: the kernel refuses membarrier");
+            return;
+        }
+        let disabled = |name: &str| (name == "NCCL_IB_DISABLE").then(|| "1".to_owned());
+        let net = Network::new(disabled, false).expect("valid settings");
+        let _driver = net.control().expect("descriptors");
+        testkit::wait_until("the kernel's answer", has_barrier);
     }
 }

@@ -46,8 +46,12 @@ pub fn enable_barrier() -> bool {
     is_allowed
 }
 
-/// Starts a thread that calls [`enable_barrier`], so that no call of NCCL's waits for the kernel.
+/// Starts a thread that calls [`enable_barrier`], so that no call of NCCL's waits for the kernel,
+/// unless it has succeeded.
 pub fn start_enabling_barrier() {
+    if has_barrier() {
+        return;
+    }
     let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(enable_barrier);
     if let Err(e) = without_signals(thread) {
         log::debug!("no thread that asks for membarrier: {e}");
