@@ -1,11 +1,12 @@
 //! The calls of NCCL's service thread, in types that are the same for all interface versions: init,
 //! devices, properties, listen, connect, accept, registration and close. The calls with a context
-//! are in [`super::context_calls`]. Those of NCCL's progress thread are in [`super::datapath`] and
-//! [`super::test_call`]. `version` is that of the table that NCCL has called.
+//! are in [`super::context_calls`]. Those of NCCL's progress thread are in [`super::datapath`].
+//! `version` is that of the table that NCCL has called.
 //!
 //! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators,
 //! handles and requests come from this plugin and are not closed, and output pointers are valid.
 
+use super::datapath::test_message;
 use super::guard::guard;
 use super::handles::{
     Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged,
@@ -15,7 +16,6 @@ use super::nccl;
 use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
-use super::test_call::test_message;
 use crate::error::{Error, Result};
 use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;

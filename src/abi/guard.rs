@@ -1,15 +1,10 @@
 //! The boundary to NCCL: turns errors into result codes and one log message, and panics into
 //! errors.
-//!
-//! `isend`, `irecv` and `test` have a first step, which decides most calls that find nothing. Its
-//! panics are caught separately ([`catch`]), and it jumps to a second function with NCCL's ABI,
-//! which has its own [`guard`]. Nothing between the two can panic. So the first step needs no stack
-//! frame, and no panic leaves a call.
 
-use super::handles::Comm;
 use super::nccl::ncclResult_t;
 use super::{nccl, process};
 use crate::error::{Class, Error, Result};
+use crate::net::data::both_ends::Outcome;
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,49 +21,36 @@ const WITHOUT_PAUSE: u32 = 2_000_000;
 /// The pause keeps it from using a whole processor, and its log from growing by megabytes a second.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Runs `step`, a part of NCCL's function `call`.
-///
-/// # Errors
-/// It has panicked, which is reported: the code for NCCL.
-#[inline(always)]
-pub(super) fn catch<R>(
-    call: &'static str,
-    step: impl FnOnce() -> R,
-) -> std::result::Result<R, ncclResult_t> {
-    // State that a panic left inconsistent is never used again: the communicator's cell stays
-    // entered, so that every later call on it fails.
-    catch_unwind(AssertUnwindSafe(step)).map_err(|panic| report(call, panic_error(panic)))
-}
-
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
 pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    match catch(call, body) {
-        Ok(Ok(())) => nccl::ncclSuccess,
+    guard_steps(call, || body().map(|()| Code(nccl::ncclSuccess)))
+}
+
+/// [`guard`] for a body that ends with the result of its last step.
+#[inline(always)]
+pub(super) fn guard_steps(call: &'static str, body: impl FnOnce() -> Result<Code>) -> ncclResult_t {
+    // State that a panic left inconsistent is never used again: the communicator's cell stays
+    // entered, so that every later call on it fails.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(Code(code))) => code,
         Ok(Err(error)) => report(call, error),
-        Err(code) => code,
+        Err(panic) => report(call, panic_error(panic)),
     }
 }
 
-/// Runs the body of a call on a communicator. An error equal to the last one is not logged again,
-/// since NCCL keeps calling a failed communicator.
-#[inline(always)]
-pub(super) fn on_comm<T>(
-    call: &'static str,
-    comm: Result<&Comm<T>>,
-    body: impl FnOnce(&Comm<T>) -> Result<()>,
-) -> ncclResult_t {
-    guard(call, || {
-        let comm = comm?;
-        body(comm).map_err(|e| comm.log_once(e))
-    })
-}
+/// NCCL's result code of a call.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Code(ncclResult_t);
 
-/// Handles an error without a communicator.
-#[cold]
-#[inline(never)]
-pub(super) fn fail(call: &'static str, error: Error) -> ncclResult_t {
-    guard(call, || Err(error))
+impl Outcome for Code {
+    const SUCCESS: Self = Self(nccl::ncclSuccess);
+
+    #[inline(always)]
+    fn of(call: &'static str, step: impl FnOnce() -> Result<()>) -> Self {
+        Self(guard(call, step))
+    }
 }
 
 #[cold]
@@ -141,7 +123,5 @@ mod tests {
         assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
         assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
         assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);
-        assert_eq!(catch("test", || panic!("on purpose")), Err::<(), _>(nccl::ncclInternalError));
-        assert_eq!(catch("test", || 7), Ok(7));
     }
 }

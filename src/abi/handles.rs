@@ -14,18 +14,16 @@ use crate::net::data::send::SendComm;
 use crate::net::device::conn_memory::Holder;
 use crate::net::explain::end::{ExplainedEnd, Labels};
 use crate::net::mr::handle::MrHandle;
-use crate::net::operations::seen::Seen;
 use crate::net::peer::state::PeerState;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::explain::look::Found;
-use crate::proto::explain::operation::PeerRank;
 use crate::proto::requests::{Entry, Front};
 use crate::proto::{MAX_GROUP, MAX_REQUESTS};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -89,11 +87,8 @@ pub struct Request(Front);
 pub struct Comm<T> {
     /// The communicator. First, as in [`crate::net::data::exclusive_cell::ExclusiveCell`].
     pub comm: T,
-    labels: Labels,
     /// Objects that NCCL holds in place of profiled requests, created for the first of them.
     pub heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
-    /// The last error that was logged.
-    logged: Mutex<Option<Error>>,
 }
 
 /// Replaces a profiled request for NCCL: its `test` calls the request's, and reports the end to the
@@ -208,7 +203,7 @@ macro_rules! ends {
         impl Handle<Comm<$comm>> {
             /// Passes a communicator to NCCL; `test` tests its requests.
             pub fn $new(comm: $comm, test: Test) -> *mut c_void {
-                let made = Self::allocate(Comm::new(comm.labels, comm));
+                let made = Self::allocate(Comm { comm, heard: OnceLock::new() });
                 let inner = &made.handle.inner;
                 inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
                 let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
@@ -239,7 +234,7 @@ macro_rules! ends {
             }
 
             fn labels(&self) -> &Labels {
-                &self.handle.inner.labels
+                &self.handle.inner.comm.labels
             }
         }
     };
@@ -255,10 +250,6 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
 }
 
 impl<T> Comm<T> {
-    fn new(labels: Labels, comm: T) -> Self {
-        Self { labels, comm, heard: OnceLock::new(), logged: Mutex::default() }
-    }
-
     /// The replacement for the request in `entry` of this communicator, for NCCL. `test` tests it.
     pub fn heard<R>(&self, entry: &Entry<R>, test: Test) -> &HeardRequest {
         let heard = || Box::new(std::array::from_fn(|_| HeardRequest::default()));
@@ -279,23 +270,6 @@ impl<T> Comm<T> {
     pub fn flush(&self, entry: &Entry<()>, test: Test) -> *mut c_void {
         self.mark(entry.front(), test);
         request(entry)
-    }
-
-    /// `error` with the operation that it ends, if one is outstanding and known for its peer. Marks
-    /// it as logged if it equals the last one, since NCCL keeps calling a failed communicator.
-    #[cold]
-    pub fn log_once(&self, error: Error) -> Error {
-        let mut last = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.as_ref() == Some(&error) {
-            return error.logged();
-        }
-        *last = Some(error.clone());
-        let of = &self.labels;
-        let operation = of.is_waiting().then(|| Seen::now().operation_of(of)).flatten();
-        match operation.filter(|operation| matches!(operation.peer, PeerRank::Known(_))) {
-            Some(operation) => error.context(format_args!("during {operation}")),
-            None => error,
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! | [`v8`] to [`v12`] | the table of a version, and its new functions; NCCL uses the highest version that it knows |
 //! | [`table`], [`common_slots`] | how a table is written; the slots that all tables share |
 //! | [`layout`] | NCCL's structs of versions 9 to 12 |
-//! | [`calls`], [`context_calls`], [`datapath`], [`test_call`] | the calls in neutral types: of NCCL's service thread, those with a context, and of its progress thread |
+//! | [`calls`], [`context_calls`], [`datapath`] | the calls in neutral types: of NCCL's service thread, those with a context, and of its progress thread |
 //! | [`process`] | objects that exist once per process |
 //! | [`devices`] | the devices of a table, by number |
 //! | [`context`] | NCCL's object for each of its communicators, from version 11 on |
@@ -50,7 +50,6 @@ mod process;
 mod profiler;
 mod profiler_layout;
 mod table;
-mod test_call;
 mod v10;
 mod v11;
 mod v12;

@@ -9,11 +9,12 @@
 //! operations have profiler handles. That shows which tags are ranks. Otherwise, and while no
 //! profiler follows events, a send or receive costs one read of [`LOOKS`].
 
+use super::datapath;
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
 use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::Answer;
-use super::test_call;
+use super::v9;
 use crate::net::background::notices::INIT;
 use crate::net::data::both_ends::{RequestOf, Tested};
 use crate::net::data::recv::RecvComm;
@@ -162,28 +163,32 @@ fn callback() -> Option<Callback> {
     unsafe { std::mem::transmute::<*mut c_void, Option<Callback>>(heard) }
 }
 
-/// Calls `isend` of `size` bytes, with NCCL's `phandle`.
+/// `isend` with NCCL's `phandle`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
 #[cold]
+#[inline(never)]
 pub(super) unsafe fn isend(
     send_comm: *mut c_void,
-    size: c_int,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
     phandle: *mut c_void,
     request: *mut *mut c_void,
-    isend: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
     // SAFETY: as the caller says.
     let comm = unsafe { SendHandle::find(send_comm) };
     if !phandle.is_null() {
         comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
     }
-    let code = isend();
+    // SAFETY: as the caller says.
+    let code = unsafe { v9::isend(send_comm, data, size, tag, mhandle, request) };
     // SAFETY: as the caller says.
     let begun = unsafe { begun::<SendComm>(code, request) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
-    let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
+    let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size);
     let heard = comm.inner.heard(begun, test);
     // SAFETY: as above.
     unsafe { start(callback, heard, 0, phandle, record) };
@@ -191,18 +196,22 @@ pub(super) unsafe fn isend(
     unsafe { replace(request, heard) }
 }
 
-/// Calls `irecv` of `n` messages into buffers of `sizes` bytes, with NCCL's `phandles`.
+/// `irecv` of `n` messages with NCCL's `phandles`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
 #[cold]
+#[inline(never)]
+#[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn irecv(
     recv_comm: *mut c_void,
     n: c_int,
-    sizes: *const c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
     phandles: *mut *mut c_void,
     request: *mut *mut c_void,
-    irecv: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
     // SAFETY: as the caller says.
     let comm = unsafe { RecvHandle::find(recv_comm) };
@@ -212,7 +221,8 @@ pub(super) unsafe fn irecv(
     if is_profiled {
         comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
     }
-    let code = irecv();
+    // SAFETY: as the caller says.
+    let code = unsafe { v9::irecv(recv_comm, n, data, sizes, tags, mhandles, request) };
     // SAFETY: as the caller says.
     let begun = unsafe { begun::<RecvComm>(code, request) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
@@ -224,7 +234,7 @@ pub(super) unsafe fn irecv(
     for i in 0..(n as usize).min(MAX_GROUP) {
         // SAFETY: as the caller says.
         let (length, phandle) = unsafe { (*sizes.add(i), *phandles.add(i)) };
-        let record = Record::new(RECEIVED, begun, queue_pair, length as usize);
+        let record = Record::new(RECEIVED, begun, queue_pair, length);
         // SAFETY: as above.
         unsafe { start(callback, heard, i, phandle, record) };
     }
@@ -288,7 +298,7 @@ unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
     let heard = unsafe { &*heard.cast::<HeardRequest>() };
     let Answer { done, sizes } = answer;
     // SAFETY: the request that this one stands for, and NCCL's output pointers.
-    let code = unsafe { test_call::test(heard.request.load(Ordering::Relaxed), done, sizes) };
+    let code = unsafe { datapath::test(heard.request.load(Ordering::Relaxed), done, sizes) };
     // SAFETY: NCCL's output pointer, as that of the `test` just called.
     if code != ncclSuccess || unsafe { *done } != 0 {
         stop(heard);

@@ -8,7 +8,7 @@ use super::layout::{
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
-use super::{calls, datapath, network_events, process, v8, v9};
+use super::{calls, network_events, process, v8, v9};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -64,15 +64,17 @@ slots! {
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         phandle: *mut c_void, request: *mut *mut c_void,
-    ) => datapath::with_narrow(size, |size| {
-        let isend = || v8::isend(send_comm, data, size, tag, mhandle, request);
-        if network_events::are_looked_at() { network_events::isend(send_comm, size, phandle, request, isend) } else { isend() }
-    });
+    ) => if network_events::are_looked_at() {
+        network_events::isend(send_comm, data, size, tag, mhandle, phandle, request)
+    } else {
+        v9::isend(send_comm, data, size, tag, mhandle, request)
+    };
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
         mhandles: *mut *mut c_void, phandles: *mut *mut c_void, request: *mut *mut c_void,
-    ) => datapath::with_narrow_array(n, sizes, |sizes| {
-        let irecv = || v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
-        if network_events::are_looked_at() { network_events::irecv(recv_comm, n, sizes, phandles, request, irecv) } else { irecv() }
-    });
+    ) => if network_events::are_looked_at() {
+        network_events::irecv(recv_comm, n, data, sizes, tags, mhandles, phandles, request)
+    } else {
+        v9::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
+    };
 }

@@ -6,7 +6,7 @@
 use super::calls::{self, Properties};
 use super::nccl::{self, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t, ncclResult_t};
 use super::table::{Exported, slots};
-use super::{datapath, process, test_call};
+use super::{datapath, process};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
 
@@ -82,7 +82,7 @@ slots! {
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut c_int, mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) => datapath::iflush(recv_comm, n, data, sizes, mhandles, request);
-    test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) => test_call::test(request, done, sizes);
+    test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) => datapath::test(request, done, sizes);
     close_send(comm: *mut c_void) => calls::close_send(comm);
     close_recv(comm: *mut c_void) => calls::close_recv(comm);
     close_listen(comm: *mut c_void) => calls::close_listen(comm);

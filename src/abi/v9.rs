@@ -86,11 +86,11 @@ slots! {
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         request: *mut *mut c_void,
-    ) => datapath::with_narrow(size, |size| v8::isend(send_comm, data, size, tag, mhandle, request));
+    ) => datapath::isend(send_comm, data, size, tag, mhandle, request);
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
         mhandles: *mut *mut c_void, request: *mut *mut c_void,
-    ) => datapath::with_narrow_array(n, sizes, |sizes| v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request));
+    ) => datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
     make_v_device<VERSION>(dev: *mut c_int, members: *const Members<MOST_V9>)
         => calls::make_v_device(VERSION, dev, members);
 }

@@ -3,13 +3,13 @@
 //!
 //! NCCL makes many calls that find nothing, and several that repeat an earlier result. The first
 //! check of `test` and `isend` decides these. It calls no function and needs few registers, so such
-//! a call is cheap.
+//! a call is cheap. Where there is more to do, it jumps to a second function with the C ABI, which
+//! lets no panic out ([`Outcome::of`]): so the first check needs no stack frame.
 
-use super::exclusive_cell::{ExclusiveCell, First, Occupant};
+use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside, Occupant};
 use crate::error::{Error, Result};
 use crate::net::operations::live;
 use crate::net::peer::state::PeerState;
-use crate::proto::MAX_MESSAGE;
 use crate::proto::explain::look::{Contact, Found, Look};
 use crate::proto::requests::{Entry, Progress, RequestId};
 use crate::stats::labels::Labels;
@@ -21,6 +21,15 @@ use crate::verbs::work::{Batch, Completion};
 pub trait Done: Fn(&[u32]) + Copy {}
 
 impl<F: Fn(&[u32]) + Copy> Done for F {}
+
+/// What a call returns: NCCL's result code. The simulator takes the result itself.
+pub trait Outcome {
+    /// A success.
+    const SUCCESS: Self;
+
+    /// Runs the last step of NCCL's function `call`; it may panic.
+    fn of(call: &'static str, step: impl FnOnce() -> Result<()>) -> Self;
+}
 
 /// A call of `test`. Passed by reference, so that no register keeps it during the poll.
 #[derive(Debug)]
@@ -40,6 +49,64 @@ pub trait Tested {
     fn path(&self) -> &ExclusiveCell<Self::Path>;
 }
 
+/// NCCL's `test`. Calls `done` if the request is complete, which ends it.
+///
+/// # Errors
+/// The connection has failed, or the request has ended. Each call returns the same error.
+#[inline(always)]
+pub fn test<T: Tested, O: Outcome>(end: &T, request: &Entry<RequestOf<T>>, done: impl Done) -> O {
+    match end.path().begin(|path| path.check(&Test { request, done })) {
+        Begun::Done => O::SUCCESS,
+        Begun::Next(inside) => poll_for(request, done, inside),
+        Begun::Other => test_in_general(request, done, end.path()),
+    }
+}
+
+/// [`test`], where the fast path continues. The parameters are in the order of its callers,
+/// so that they stay in their registers.
+#[inline(never)]
+extern "C" fn poll_for<P: Path, O: Outcome>(
+    request: &Entry<P::Request>,
+    done: impl Done,
+    inside: Inside<'_, P>,
+) -> O {
+    inside.end("test", |path| path.poll_for(&Test { request, done }))
+}
+
+/// [`test`] by the slow path.
+#[inline(never)]
+extern "C" fn test_in_general<P: Path, O: Outcome>(
+    request: &Entry<P::Request>,
+    done: impl Done,
+    path: &ExclusiveCell<P>,
+) -> O {
+    path.call("test", |path| path.test_in_general(&Test { request, done }))
+}
+
+impl<P: Path> Inside<'_, P> {
+    /// Runs the last step of NCCL's function `call`.
+    #[inline(always)]
+    pub(super) fn end<O: Outcome>(
+        self,
+        call: &'static str,
+        step: impl FnOnce(&mut P) -> Result<()>,
+    ) -> O {
+        O::of(call, || self.resume(step, P::log_once))
+    }
+}
+
+impl<P: Path> ExclusiveCell<P> {
+    /// Runs NCCL's function `call` by the slow path.
+    #[inline(always)]
+    pub(super) fn call<O: Outcome>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut P) -> Result<()>,
+    ) -> O {
+        O::of(call, || self.enter(|path| body(path).map_err(|e| path.log_once(e))))
+    }
+}
+
 /// A request of an end.
 pub type RequestOf<T> = <<T as Tested>::Path as Path>::Request;
 
@@ -50,6 +117,9 @@ pub trait Path {
 
     /// The state of the peer.
     fn peer(&self) -> &PeerState;
+
+    /// `error` for NCCL: see [`super::health::StickyError::log_once`].
+    fn log_once(&mut self, error: Error) -> Error;
 
     /// Whether there is one completion queue, and no message is being timed.
     fn is_plain(&self) -> bool;
@@ -134,8 +204,7 @@ pub trait Path {
         if self.finish(test)? { Ok(()) } else { outcome }
     }
 
-    /// The first step of `test`: checks whether the request is complete. If the fast path
-    /// continues, call [`Self::poll_for`]; otherwise [`Self::test_in_general`].
+    /// The first step of [`test`]: checks whether the request is complete.
     #[inline(always)]
     fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> First {
         match self.finish_fast(test) {
@@ -148,8 +217,8 @@ pub trait Path {
     /// `test` by the slow path: checks whether the request is complete, and polls if not.
     ///
     /// # Errors
-    /// The connection has failed, or the request has ended. Each call returns the same error.
-    #[inline(never)]
+    /// As for [`test`].
+    #[inline(always)]
     fn test_in_general(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
         if self.finish(test)? {
             return Ok(());
@@ -200,21 +269,6 @@ pub trait Path {
         let progress = self.progress_in_general(test);
         if self.finish(test)? { Ok(()) } else { progress }
     }
-}
-
-/// Checks a length, which NCCL passes as a signed number.
-///
-/// # Errors
-/// The length is out of range.
-#[inline]
-pub fn check_length(length: u32) -> Result<()> {
-    let bad = || {
-        Error::argument(format!(
-            "the length is {} bytes; 0 to {MAX_MESSAGE} are allowed",
-            length.cast_signed()
-        ))
-    };
-    if length <= MAX_MESSAGE { Ok(()) } else { Err(bad()) }
 }
 
 /// If request `id` is timed from now on, assigns it to the operation that NCCL's profiler has last

@@ -39,6 +39,7 @@ use crate::net::data::sync::{
 };
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub struct ExclusiveCell<T> {
     visits: AtomicU32,
     /// Whether there is a visitor: two of them would make the number even.
     has_visitor: AtomicBool,
+    /// Whether NCCL has got an error of [`Self::enter`] itself.
+    has_refused: AtomicBool,
 }
 
 /// What the first step of a call has found.
@@ -72,6 +75,23 @@ pub enum First {
     /// Nothing has changed: the slow path decides.
     Other,
 }
+
+/// A [`First`], and with [`First::Next`] the thread inside.
+#[derive(Debug)]
+pub enum Begun<'a, T> {
+    /// The call is complete.
+    Done,
+    /// The fast path continues.
+    Next(Inside<'a, T>),
+    /// Nothing has changed: the slow path decides.
+    Other,
+}
+
+/// This thread is inside, by the short way.
+#[derive(Debug)]
+#[must_use]
+#[repr(transparent)]
+pub struct Inside<'a, T>(&'a ExclusiveCell<T>, PhantomData<*const ()>);
 
 /// Who is inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +126,7 @@ impl<T> ExclusiveCell<T> {
             word: Arc::clone(word),
             visits: AtomicU32::new(0),
             has_visitor: AtomicBool::new(false),
+            has_refused: AtomicBool::new(false),
             state: UnsafeCell::new(state),
         }
     }
@@ -124,31 +145,25 @@ impl<T> ExclusiveCell<T> {
 
     /// Runs `step`, the first of a call, with exclusive access to the state, if this thread is the
     /// owner and the word is clear. After [`First::Next`] the thread stays inside, until
-    /// [`Self::resume`]; also after a panic, so that nobody can enter any more.
+    /// [`Inside::resume`]; also after a panic, so that nobody can enter any more.
     #[inline(always)]
-    pub fn begin(&self, step: impl FnOnce(&mut T) -> First) -> First {
+    pub fn begin(&self, step: impl FnOnce(&mut T) -> First) -> Begun<'_, T> {
         if !self.begin_short() {
-            return First::Other;
+            return Begun::Other;
         }
         // SAFETY: this thread is inside, so there is no other reference, and none is made before it
         // leaves.
-        let found = step(unsafe { &mut *self.state.get() });
-        if found != First::Next {
-            self.end_short();
+        match step(unsafe { &mut *self.state.get() }) {
+            First::Next => Begun::Next(Inside(self, PhantomData)),
+            First::Done => {
+                self.end_short();
+                Begun::Done
+            }
+            First::Other => {
+                self.end_short();
+                Begun::Other
+            }
         }
-        found
-    }
-
-    /// Runs `step`, the last of a call, with exclusive access to the state, and leaves.
-    ///
-    /// # Safety
-    /// [`Self::begin`] has returned [`First::Next`] to this thread, which has not resumed since.
-    #[inline(always)]
-    pub unsafe fn resume<R>(&self, step: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: as in `begin`.
-        let result = step(unsafe { &mut *self.state.get() });
-        self.end_short();
-        result
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be
@@ -160,7 +175,7 @@ impl<T> ExclusiveCell<T> {
     pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let is_short = self.begin_short();
         if !is_short {
-            self.begin_long()?;
+            self.begin_long().map_err(|e| self.log_once(e))?;
         }
         // SAFETY: as in `begin`.
         let result = body(unsafe { &mut *self.state.get() });
@@ -280,6 +295,13 @@ impl<T> ExclusiveCell<T> {
         self.admit(thread_id()).inspect_err(|_| self.word.release())
     }
 
+    /// Marks all errors but the first as logged, since NCCL repeats a failed call.
+    #[cold]
+    fn log_once(&self, error: Error) -> Error {
+        let is_first = !self.has_refused.swap(true, Ordering::Relaxed);
+        if is_first { error } else { error.logged() }
+    }
+
     /// A thread of NCCL's holds the word.
     ///
     /// # Errors
@@ -321,6 +343,39 @@ impl<T> ExclusiveCell<T> {
             }
         }
         Ok(())
+    }
+}
+
+impl<T> Inside<'_, T> {
+    /// Runs `step`, the last of the call, with exclusive access to the state, and leaves. `failed`
+    /// gets its error first.
+    ///
+    /// # Errors
+    /// `step` fails.
+    #[inline(always)]
+    pub fn resume<R>(
+        self,
+        step: impl FnOnce(&mut T) -> Result<R>,
+        failed: impl FnOnce(&mut T, Error) -> Error,
+    ) -> Result<R> {
+        // SAFETY: as in `begin`, whose reference is gone.
+        match step(unsafe { &mut *self.0.state.get() }) {
+            Ok(value) => {
+                self.0.end_short();
+                Ok(value)
+            }
+            Err(error) => Err(self.fail(error, failed)),
+        }
+    }
+
+    /// Leaves after an error.
+    #[cold]
+    #[inline(never)]
+    fn fail(self, error: Error, failed: impl FnOnce(&mut T, Error) -> Error) -> Error {
+        // SAFETY: as above.
+        let error = failed(unsafe { &mut *self.0.state.get() }, error);
+        self.0.end_short();
+        error
     }
 }
 

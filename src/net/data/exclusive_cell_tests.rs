@@ -1,6 +1,6 @@
 //! Threads in one cell.
 
-use super::exclusive_cell::{ExclusiveCell, First, Occupant};
+use super::exclusive_cell::{Begun, ExclusiveCell, First, Occupant};
 use crate::error::Result;
 use crate::net::data::state_word::StateWord;
 use crate::net::data::sync::{enable_barrier, has_barrier};
@@ -158,16 +158,14 @@ fn a_call_stays_inside_between_its_first_step_and_the_next_one_only() {
         return;
     }
     let cell = cell(7);
-    let owned = || cell.begin(|_| First::Done);
-    assert_eq!((owned(), cell.enter(|_| Ok(())), owned()), (First::Other, Ok(()), First::Done));
-    for over in [First::Done, First::Other] {
-        assert_eq!(cell.begin(|_| over), over);
-        assert_eq!(cell.try_visit(|state| *state), Ok(7));
-    }
-    assert_eq!(cell.begin(|_| First::Next), First::Next);
+    let is_done = || matches!(cell.begin(|_| First::Done), Begun::Done);
+    assert_eq!((is_done(), cell.enter(|_| Ok(())), is_done()), (false, Ok(()), true));
+    assert_eq!(cell.try_visit(|state| *state), Ok(7));
+    assert!(matches!(cell.begin(|_| First::Other), Begun::Other));
+    assert_eq!(cell.try_visit(|state| *state), Ok(7));
+    let Begun::Next(inside) = cell.begin(|_| First::Next) else { panic!("it has left") };
     assert_eq!(cell.try_visit(|state| *state), Err(Occupant::Nccl));
-    // SAFETY: this is the next step.
-    assert_eq!(unsafe { cell.resume(|state| *state) }, 7);
+    assert_eq!(inside.resume(|state| Ok(*state), |_, error| error), Ok(7));
     assert_eq!(cell.try_visit(|state| *state), Ok(7));
 }
 

@@ -1,11 +1,14 @@
 //! Health of one end: detects a dead path or a dead peer, and keeps the error that ends it.
 
 use crate::error::{Error, Result};
+use crate::net::operations::seen::Seen;
 use crate::net::peer::first_error;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
+use crate::proto::explain::operation::PeerRank;
 use crate::proto::{MAX_RAILS, QpIndex};
+use crate::stats::labels::Labels;
 use crate::verbs::clock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -264,12 +267,14 @@ pub struct StickyError {
     /// What this end does, for messages: `sending to` or `receiving from`.
     task: &'static str,
     error: Option<Error>,
+    /// The last error that NCCL got.
+    logged: Option<Error>,
 }
 
 impl StickyError {
     /// No error.
     pub fn new(task: &'static str) -> Self {
-        Self { task, error: None }
+        Self { task, error: None, logged: None }
     }
 
     /// Call before a new operation begins.
@@ -315,6 +320,23 @@ impl StickyError {
         first_error::record(&error.text());
         peer.fail(&error.text());
         self.error.get_or_insert(error).clone()
+    }
+
+    /// `error` for NCCL, with the operation that it ends, if one is outstanding and known for its
+    /// peer. Marked as logged if it equals the last one, since NCCL keeps calling a failed
+    /// communicator.
+    #[cold]
+    #[inline(never)]
+    pub fn log_once(&mut self, error: Error, labels: &Labels) -> Error {
+        if self.logged.as_ref() == Some(&error) {
+            return error.logged();
+        }
+        self.logged = Some(error.clone());
+        let operation = labels.is_waiting().then(|| Seen::now().operation_of(labels)).flatten();
+        match operation.filter(|operation| matches!(operation.peer, PeerRank::Known(_))) {
+            Some(operation) => error.context(format_args!("during {operation}")),
+            None => error,
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! A receive communicator: takes buffers, sends clear-to-sends, polls completions, and resumes over
 //! new queue pairs after a fault.
 
-use super::both_ends::{Done, Path, Test, Tested, check_length, found, name_operation};
+use super::both_ends::{Done, Outcome, Path, Test, Tested, found, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
-use super::exclusive_cell::{ExclusiveCell, First};
+use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ pub struct RecvComm {
 pub struct Expected<'a> {
     /// Address of the buffer.
     pub addr: u64,
-    /// Its size in bytes, not validated.
+    /// Its size in bytes, at most [`proto::MAX_MESSAGE`].
     pub length: u32,
     /// The message's tag.
     pub tag: u32,
@@ -79,7 +79,7 @@ pub struct Expected<'a> {
 /// The state of the data path.
 ///
 /// Its methods come in the same groups and order as those of [`super::send::SendPath`]:
-/// - `irecv`: `begin_single`, and `receive` for all cases; `send_*`, which post
+/// - `irecv`: `begin_single` and `send_due_cts`, and `receive` for all cases; `send_*`, which post
 ///   clear-to-sends;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a receive is timed: `handle_due`, `choose_path`;
@@ -173,6 +173,28 @@ impl RecvComm {
         }
     }
 
+    /// NCCL's `irecv` of a group of `count` messages; `expected` returns each of them. Calls `begun`
+    /// on success. If it does not, too many receives are outstanding: try again.
+    ///
+    /// # Errors
+    /// The connection has failed, or `count` or a buffer is not valid.
+    #[inline(always)]
+    pub fn irecv<'a, O: Outcome, E: Into<Error>>(
+        &self,
+        count: usize,
+        expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+    ) -> O {
+        if count == 1 {
+            match self.path.begin(|path| path.begin_single(expected, begun)) {
+                Begun::Done => return O::SUCCESS,
+                Begun::Next(inside) => return send_due_cts(inside),
+                Begun::Other => {}
+            }
+        }
+        irecv_in_general(&self.path, count, expected, begun)
+    }
+
     /// The number of its first queue pair; 0 while it has none.
     pub fn queue_pair(&self) -> u32 {
         let number = |path: &mut RecvPath| {
@@ -192,22 +214,21 @@ impl RecvComm {
     ///
     /// # Errors
     /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
-    pub fn iflush<'a>(
+    pub fn iflush<'a, O: Outcome, E: Into<Error>>(
         &self,
         count: usize,
-        received: impl Fn(usize) -> Result<Expected<'a>>,
+        received: impl Fn(usize) -> std::result::Result<Expected<'a>, E>,
         begun: impl FnOnce(&Entry<()>),
-    ) -> Result<()> {
-        check_group(count)?;
-        if !self.nic.config.flush {
-            return Ok(());
-        }
-        self.path.enter(|path| {
+    ) -> O {
+        self.path.call("iflush", |path| {
+            check_group(count)?;
+            if !self.nic.config.flush {
+                return Ok(());
+            }
             path.sticky_error.check_failed()?;
             let (mut rails, mut last) = (RailMask::NONE, None);
             for i in 0..count {
-                let expected = received(i)?;
-                check_length(expected.length)?;
+                let expected = received(i).map_err(E::into)?;
                 if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
                     rails = rails | RailMask(path.flow.rails_of(expected.addr) as u8);
                     last = Some(expected);
@@ -230,13 +251,12 @@ impl RecvComm {
         })
     }
 
-    /// Whether a flush is complete.
+    /// NCCL's `test` of a flush. Calls `done` if it is complete.
     ///
     /// # Errors
     /// The flush has failed.
-    #[inline(never)]
-    pub fn test_flush(&self, id: RequestId) -> Result<bool> {
-        self.path.enter(|path| {
+    pub fn test_flush<O: Outcome>(&self, id: RequestId, done: impl FnOnce()) -> O {
+        self.path.call("test", |path| {
             path.sticky_error.check_failed()?;
             let in_use = match path.recovery {
                 None => Some(RailMask::NONE),
@@ -253,11 +273,11 @@ impl RecvComm {
                 Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
                 None => Err(Error::internal("test() on a flush that was never started")),
             };
-            let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
-            if done {
+            if result.map_err(|e| path.sticky_error.fail(&self.peer, e))? {
                 path.stats.handle_flush_done();
+                done();
             }
-            Ok(done)
+            Ok(())
         })
     }
 
@@ -280,6 +300,23 @@ impl RecvComm {
         });
         found(look, &self.peer)
     }
+}
+
+/// [`RecvComm::irecv`], where the fast path continues.
+#[inline(never)]
+extern "C" fn send_due_cts<O: Outcome>(inside: Inside<'_, RecvPath>) -> O {
+    inside.end("irecv", RecvPath::send_due_cts)
+}
+
+/// [`RecvComm::irecv`] by the slow path.
+#[inline(never)]
+extern "C" fn irecv_in_general<'a, O: Outcome, E: Into<Error>>(
+    path: &ExclusiveCell<RecvPath>,
+    count: usize,
+    expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E> + Copy,
+    begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+) -> O {
+    path.call("irecv", |path| path.receive(count, expected, begun))
 }
 
 impl Drop for RecvComm {
@@ -416,16 +453,15 @@ impl End for RecvComm {
 
 // `irecv`: posts buffers, and sends their clear-to-sends.
 impl RecvPath {
-    /// The first step of `irecv` of one message, whose length fits one immediate: begins it, and
-    /// calls `begun`. If the fast path continues, call [`Self::send_due_cts`]; otherwise
-    /// [`Self::receive`].
+    /// The first step of [`RecvComm::irecv`] of one message, whose length fits one immediate: begins
+    /// it, and calls `begun`.
     #[inline(always)]
-    pub fn begin_single<'a>(
+    fn begin_single<'a, E: Into<Error>>(
         &mut self,
-        expected: impl FnOnce() -> Option<Expected<'a>>,
+        expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E>,
         begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> First {
-        let Some(Expected { addr, length, tag, memory }) = expected() else { return First::Other };
+        let Ok(Expected { addr, length, tag, memory }) = expected(0) else { return First::Other };
         let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
         if self.stats.is_due_next()
             || !memory.covers(addr, length)
@@ -443,7 +479,7 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    pub fn send_due_cts(&mut self) -> Result<()> {
+    fn send_due_cts(&mut self) -> Result<()> {
         match self.send_one_write() {
             // One write is nearly always enough.
             Ok(()) if !self.can_send_cts() => Ok(()),
@@ -452,16 +488,15 @@ impl RecvPath {
         }
     }
 
-    /// `irecv` of a group of `count` messages by the slow path; `expected` returns each of them.
-    /// Calls `begun` on success. If it does not, too many receives are outstanding: try again.
+    /// [`RecvComm::irecv`] for all cases.
     ///
     /// # Errors
-    /// The connection has failed, or `count` or a buffer is not valid.
+    /// As there.
     #[inline(never)]
-    pub fn receive<'a>(
+    fn receive<'a, E: Into<Error>>(
         &mut self,
         count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         if !self.peer.state().is_open() && !self.check_peer()? {
@@ -469,8 +504,8 @@ impl RecvPath {
         }
         check_group(count)?;
         let buffer = |i| {
-            let Expected { addr, length, tag, memory } = expected(i)?;
-            check_length(length)?;
+            let Expected { addr, length, tag, memory } = expected(i).map_err(E::into)?;
+            debug_assert!(length <= proto::MAX_MESSAGE, "nobody has checked the length");
             let addr = memory.require_target("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         };
@@ -478,7 +513,7 @@ impl RecvPath {
             return self.receive_later(count, expected, begun);
         };
         if self.stats.handle_begun(count) {
-            return self.handle_due(id, expected(0)?.tag);
+            return self.handle_due(id, expected(0).map_err(E::into)?.tag);
         }
         match self.send_cts() {
             Ok(()) => Ok(()),
@@ -489,10 +524,10 @@ impl RecvPath {
     /// Too many receives are outstanding. Posts more receive work requests if these are what is
     /// missing.
     #[inline(never)]
-    fn receive_later<'a>(
+    fn receive_later<'a, E: Into<Error>>(
         &mut self,
         count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         let Some(more) = self.flow.more_receives(count) else {
@@ -533,6 +568,12 @@ impl Path for RecvPath {
     #[inline(always)]
     fn peer(&self) -> &PeerState {
         &self.peer
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn log_once(&mut self, error: Error) -> Error {
+        self.sticky_error.log_once(error, &Labels::of(&self.stats))
     }
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions, and resends over new
 //! queue pairs after a fault.
 
-use super::both_ends::{Done, Path, Test, Tested, check_length, found, name_operation};
-use super::exclusive_cell::{ExclusiveCell, First};
+use super::both_ends::{Done, Outcome, Path, Test, Tested, found, name_operation};
+use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside};
 use super::health::{Mode, Probe, Stall, StickyError};
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
@@ -28,7 +28,7 @@ use crate::proto::send::Unapplied;
 use crate::proto::send::{
     Fast, MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer,
 };
-use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::proto::{MAX_MESSAGE, QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
@@ -87,7 +87,8 @@ pub struct SendComm {
 /// The state of the data path.
 ///
 /// Its methods come in these groups, in this order:
-/// - `isend`: `send_next`, and `send` for all cases; `post*`, which hand writes to the device;
+/// - `isend`: `look_for_cts` and `send_next`, and `send` for all cases; `post*`, which hand writes
+///   to the device;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a message is timed: `handle_due`, `choose_path`;
 /// - during a fault: `check_*`, which NCCL's calls run; `replay`, which resends.
@@ -197,6 +198,28 @@ impl SendComm {
         }
     }
 
+    /// NCCL's `isend` of `length` bytes, at most [`MAX_MESSAGE`], in `memory`. Calls `begun` on
+    /// success. If it does not, the receiver has not cleared the message or the send queues are
+    /// full: try again. `memory` is only called if the message may begin.
+    ///
+    /// # Errors
+    /// The connection has failed, or the bytes are outside `memory`.
+    #[inline(always)]
+    pub fn isend<'m, O: Outcome>(
+        &self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Result<&'m MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+    ) -> O {
+        match self.path.begin(SendPath::look_for_cts) {
+            Begun::Done => O::SUCCESS,
+            Begun::Next(inside) => isend_next(inside, addr, length, tag, memory, begun),
+            Begun::Other => isend_in_general(&self.path, addr, length, tag, memory, begun),
+        }
+    }
+
     /// The number of its first queue pair; 0 while it has none.
     pub fn queue_pair(&self) -> u32 {
         let number = |path: &mut SendPath| {
@@ -233,6 +256,32 @@ impl SendComm {
         });
         found(look, &self.peer)
     }
+}
+
+/// [`SendComm::isend`], where the fast path continues.
+#[inline(never)]
+extern "C" fn isend_next<'m, O: Outcome>(
+    inside: Inside<'_, SendPath>,
+    addr: u64,
+    length: u32,
+    tag: u32,
+    memory: impl FnOnce() -> Result<&'m MrHandle>,
+    begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+) -> O {
+    inside.end("isend", |path| path.send_next(addr, length, tag, memory()?, begun))
+}
+
+/// [`SendComm::isend`] by the slow path.
+#[inline(never)]
+extern "C" fn isend_in_general<'m, O: Outcome>(
+    path: &ExclusiveCell<SendPath>,
+    addr: u64,
+    length: u32,
+    tag: u32,
+    memory: impl FnOnce() -> Result<&'m MrHandle>,
+    begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+) -> O {
+    path.call("isend", |path| path.send(addr, length, tag, memory()?, begun))
 }
 
 impl Tested for SendComm {
@@ -348,10 +397,10 @@ impl End for SendComm {
 
 // `isend`: begins messages, and posts them.
 impl SendPath {
-    /// The first step of `isend`: checks whether the receiver has cleared a message to send. If the
-    /// fast path continues, call [`Self::send_next`]; otherwise [`Self::send`].
+    /// The first step of [`SendComm::isend`]: checks whether the receiver has cleared a message to
+    /// send.
     #[inline(always)]
-    pub fn look_for_cts(&mut self) -> First {
+    fn look_for_cts(&mut self) -> First {
         let Self { flow, ring, stats, .. } = self;
         let is_there = |seq| {
             ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
@@ -370,7 +419,7 @@ impl SendPath {
     /// # Errors
     /// The connection has failed, or the bytes are outside `memory`.
     #[inline(always)]
-    pub fn send_next(
+    fn send_next(
         &mut self,
         addr: u64,
         length: u32,
@@ -442,13 +491,12 @@ impl SendPath {
         ))
     }
 
-    /// `isend` by the slow path. Calls `begun` on success. If it does not, the receiver has not
-    /// cleared the message or the send queues are full: try again.
+    /// [`SendComm::isend`] for all cases.
     ///
     /// # Errors
-    /// The connection has failed, or the bytes are outside `memory`.
+    /// As there.
     #[inline(never)]
-    pub fn send(
+    fn send(
         &mut self,
         addr: u64,
         length: u32,
@@ -456,7 +504,7 @@ impl SendPath {
         memory: &MrHandle,
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
-        check_length(length)?;
+        debug_assert!(length <= MAX_MESSAGE, "nobody has checked the length");
         memory.require("isend", addr, length)?;
         if !self.peer.state().is_open() && !self.check_peer()? {
             return Ok(());
@@ -586,6 +634,12 @@ impl Path for SendPath {
     #[inline(always)]
     fn peer(&self) -> &PeerState {
         &self.peer
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn log_once(&mut self, error: Error) -> Error {
+        self.sticky_error.log_once(error, &Labels::of(&self.stats))
     }
 
     #[inline(always)]

@@ -6,15 +6,14 @@ use super::control::Stream;
 use super::device;
 use super::fabric::{DEVICES, IMAGINARY};
 use super::plan::{Plan, Terms};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::config::{Config, Retries};
 use crate::net::background::watcher::Watcher;
 use crate::net::background::workers::Workers;
-use crate::net::data::both_ends::{Path, RequestOf, Test, Tested};
+use crate::net::data::both_ends::{self, Outcome, RequestOf, Tested};
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
-use crate::net::data::exclusive_cell::First;
-use crate::net::data::recv::{Expected, PreparedPath, RecvComm, RecvPath};
-use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm, SendPath};
+use crate::net::data::recv::{Expected, PreparedPath, RecvComm};
+use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -37,7 +36,9 @@ use crate::verbs::context::Context;
 use crate::verbs::queue_pair::QpCaps;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -141,15 +142,7 @@ impl Sender {
         let note = |entry: &Entry<_>| begun.set(Some(entry.id()));
         let (addr, length, tag) = (source_of(i), message.length, message.tag);
         let memory = &self.memory.0;
-        let send = |path: &mut SendPath| path.send_next(addr, length, tag, memory, note);
-        match self.comm.path.begin(SendPath::look_for_cts) {
-            First::Done => {}
-            // SAFETY: this is the next step.
-            First::Next => unsafe { self.comm.path.resume(send)? },
-            First::Other => {
-                self.comm.path.enter(|path| path.send(addr, length, tag, memory, note))?;
-            }
-        }
+        self.comm.isend::<Returned>(addr, length, tag, || Ok(memory), note).get()?;
         Ok(begun.get())
     }
 
@@ -172,7 +165,7 @@ impl Receiver {
         let expected = |place: usize| {
             let i = range.start + place;
             let message = plan.messages[i];
-            Ok(Expected {
+            Ok::<_, Error>(Expected {
                 addr: buffer_of(i),
                 length: message.posted,
                 tag: message.tag,
@@ -181,16 +174,7 @@ impl Receiver {
         };
         let begun = Cell::new(None);
         let note = |entry: &Entry<_>| begun.set(Some(entry.id()));
-        let single = range.len() == 1;
-        let begin = |path: &mut RecvPath| path.begin_single(|| expected(0).ok(), note);
-        match if single { self.comm.path.begin(begin) } else { First::Other } {
-            First::Done => {}
-            // SAFETY: this is the next step.
-            First::Next => unsafe { self.comm.path.resume(RecvPath::send_due_cts)? },
-            First::Other => {
-                self.comm.path.enter(|path| path.receive(range.len(), expected, note))?;
-            }
-        }
+        self.comm.irecv::<Returned, _>(range.len(), expected, note).get()?;
         Ok(begun.get())
     }
 
@@ -211,15 +195,27 @@ impl Receiver {
     }
 }
 
+/// The result of a call, or its panic.
+struct Returned(thread::Result<Result<()>>);
+
+impl Outcome for Returned {
+    const SUCCESS: Self = Self(Ok(Ok(())));
+
+    fn of(_call: &'static str, step: impl FnOnce() -> Result<()>) -> Self {
+        Self(panic::catch_unwind(AssertUnwindSafe(step)))
+    }
+}
+
+impl Returned {
+    fn get(self) -> Result<()> {
+        self.0.unwrap_or_else(|panic| panic::resume_unwind(panic))
+    }
+}
+
 fn test<T: Tested>(comm: &T, request: &Entry<RequestOf<T>>) -> Result<Option<Vec<u32>>> {
     let lengths = RefCell::new(None);
-    let test = Test { request, done: |done: &[u32]| *lengths.borrow_mut() = Some(done.to_vec()) };
-    match comm.path().begin(|path| path.check(&test)) {
-        First::Done => {}
-        // SAFETY: this is the next step.
-        First::Next => unsafe { comm.path().resume(|path| path.poll_for(&test))? },
-        First::Other => comm.path().enter(|path| path.test_in_general(&test))?,
-    }
+    let done = |done: &[u32]| *lengths.borrow_mut() = Some(done.to_vec());
+    both_ends::test::<T, Returned>(comm, request, done).get()?;
     Ok(lengths.into_inner())
 }
 

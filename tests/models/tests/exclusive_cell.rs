@@ -14,6 +14,10 @@ mod error {
         pub fn internal(_text: &str) -> Self {
             Self
         }
+
+        pub fn logged(self) -> Self {
+            self
+        }
     }
 
     pub type Result<T> = std::result::Result<T, Error>;
