@@ -250,5 +250,9 @@ mod verbs;
 /// another libibverbs (softrnic/provider).
 pub mod calls {
     pub use crate::abi::types;
+    pub use crate::drivers::table::beneath_a_provider;
     pub use crate::verbs::*;
+
+    /// An operation that fails when the card comes to it.
+    pub const NO_OPERATION: u32 = u32::MAX;
 }

@@ -7,7 +7,7 @@ use testkit::require;
 
 #[test]
 fn devices_are_those_of_a_connectx() {
-    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_PORTS", "2")]));
+    let bench = require!(Bench::beneath("mlx5", &[("SOFTRNIC_PORTS", "2")]));
     let text = bench.run("ibv_devinfo", &["-v"]).well();
     let squeezed = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for fact in [
@@ -27,7 +27,7 @@ fn devices_are_those_of_a_connectx() {
         assert!(squeezed.contains(fact), "{fact}: {text}");
     }
     // A generation is what the card says, and what sysfs says.
-    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_DRIVER", "mlx5-cx6dx")]));
+    let bench = require!(Bench::beneath("mlx5", &[("SOFTRNIC_DRIVER", "mlx5-cx6dx")]));
     let text = bench.run("ibv_devinfo", &["-d", "mlx5_1"]).well();
     assert!(text.contains("\t4125\n"), "{text}");
     let told = bench.run("cat", &["/sys/class/infiniband/mlx5_0/device/modalias"]).well();
@@ -36,7 +36,7 @@ fn devices_are_those_of_a_connectx() {
 
 #[test]
 fn ping_pong() {
-    let bench = require!(Bench::beneath_mlx5(&[]));
+    let bench = require!(Bench::beneath("mlx5", &[]));
     for tool in ["ibv_rc_pingpong", "ibv_uc_pingpong"] {
         // With a check of what arrived.
         let [server, client] = bench.pair(tool, &["-n", "50", "-g", "1", "-c"]);
@@ -49,7 +49,7 @@ fn ping_pong() {
 /// perftest posts by `ibv_wr_start` and `ibv_wr_complete`.
 #[test]
 fn perftest_measures_each_operation() {
-    let bench = require!(Bench::beneath_mlx5(&[]));
+    let bench = require!(Bench::beneath("mlx5", &[]));
     for (tool, more) in [
         ("ib_write_bw", ["-q", "8"].as_slice()),
         ("ib_write_lat", &[]),
@@ -72,7 +72,7 @@ fn perftest_measures_each_operation() {
 #[test]
 fn random_requests_do_the_same_as_on_softrnic_alone() {
     let (_folder, program) = require!(compiled("cc", "requests", &["-libverbs"], "libibverbs-dev"));
-    let benches = [require!(Bench::beneath_mlx5(&[])), require!(Bench::of(("cc", "gcc"), &[]))];
+    let benches = [require!(Bench::beneath("mlx5", &[])), require!(Bench::of(("cc", "gcc"), &[]))];
     for bench in &benches {
         for seed in ["1", "2", "3"] {
             let said = bench.run(&program, &[seed, "1000"]).well();
@@ -83,9 +83,34 @@ fn random_requests_do_the_same_as_on_softrnic_alone() {
     }
 }
 
+/// The same calls and requests on the library that drives such cards, and on softrnic alone with
+/// devices of that driver: sizes, refusals, and every field of every completion are the same.
+fn twins(provider: &'static str) {
+    let (_folder, program) = require!(compiled("cc", "truths", &["-libverbs"], "libibverbs-dev"));
+    let soon = ("SOFTRNIC_TIME_SCALE", "0.05");
+    let real = require!(Bench::beneath(provider, &[soon]));
+    let own = require!(Bench::of(("cc", "gcc"), &[soon, ("SOFTRNIC_DRIVER", provider)]));
+    for seed in ["1", "2"] {
+        let [one, other] = [&real, &own].map(|bench| bench.run(&program, &[seed, "40"]).well());
+        let lines = || one.lines().zip(other.lines()).enumerate();
+        if let Some((at, _)) = lines().find(|(_, (one, other))| one != other) {
+            let shown = |text: &str| {
+                text.lines().skip(at.saturating_sub(12)).take(16).collect::<Vec<_>>().join("\n")
+            };
+            panic!("seed {seed}, line {at}\n{}\n\nsoftrnic alone\n{}", shown(&one), shown(&other));
+        }
+        assert!(one == other && one.ends_with("end\n"), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_driver_mlx5_does_what_libmlx5_does() {
+    twins("mlx5");
+}
+
 #[test]
 fn other_cards_are_refused_in_a_sentence() {
-    let bench = require!(Bench::beneath_mlx5(&[("SOFTRNIC_DRIVER", "erdma")]));
+    let bench = require!(Bench::beneath("mlx5", &[("SOFTRNIC_DRIVER", "erdma")]));
     let outcome = bench.run("true", &[]);
     assert_eq!(outcome.code, Some(2), "{outcome:?}");
     let sentence = "--provider mlx5 needs devices with the limits of its cards, not of erdma: ";
@@ -94,7 +119,7 @@ fn other_cards_are_refused_in_a_sentence() {
 
 #[test]
 fn what_is_not_modelled_is_refused_in_a_sentence() {
-    let bench = require!(Bench::beneath_mlx5(&[]));
+    let bench = require!(Bench::beneath("mlx5", &[]));
     for (tool, more, what) in [
         ("ibv_rc_pingpong", "-e", "completion channels"),
         ("ibv_ud_pingpong", "-n1", "queue pairs of types other than RC and UC"),

@@ -8,6 +8,7 @@ use ibverbs::calls::types;
 use ibverbs::calls::types::{AhAttr, PortAttr, QpAttr, QpCap, QpInitAttr, qp_type};
 
 use crate::objects::{Card, Context, Cq, Qp};
+use crate::provider::MOST;
 use crate::uapi::{
     CREATE, Call, Cap, DESTROY, DRIVER_IN, DRIVER_OUT, Destination, DeviceAnswer, ModifyQp,
     OPTIONAL_ACCESS, PortAnswer, QpAnswer, QueryQp, REG_DMABUF_MR, RegMr, bytes, create_cq,
@@ -332,6 +333,9 @@ fn new_qp(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     let recv_cq = context.cqs.get(call.word(create_qp::RECV_CQ)?)?;
     let memory = context.provider.qp(call.input(DRIVER_IN)?)?;
     let asked: Cap = read(call.input(create_qp::CAP)?);
+    if asked.exceeds(&MOST) {
+        return Err(libc::EINVAL);
+    }
     let needed = memory.cap(asked);
     let handle = context.qps.handle();
     let mut init = QpInitAttr {

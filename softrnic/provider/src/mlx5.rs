@@ -15,10 +15,11 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use ibverbs::calls::NO_OPERATION;
 use ibverbs::calls::types::{Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
 
 use crate::objects::Context;
-use crate::provider::{CqMemory, Done, EMPTY, Label, Outcome, Provider, QpMemory, Request};
+use crate::provider::{CqMemory, Done, EMPTY, Label, MOST, Provider, QpMemory, Request};
 use crate::uapi::{Call, Cap, Plain, bytes, read};
 
 pub(crate) struct Mlx5;
@@ -149,10 +150,6 @@ const PAGE: u32 = 4096;
 
 /// The option that these cards offer for enhanced connection establishment.
 const ECE: u32 = 1;
-
-/// softrnic's limits: entries of a queue, elements and inline bytes of a request.
-const MOST: Cap =
-    Cap { send_wr: 16384, recv_wr: 16384, send_sge: 16, recv_sge: 16, inline_data: 1024 };
 
 impl Provider for Mlx5 {
     fn context(&self, ports: u32) -> Vec<u8> {
@@ -410,9 +407,9 @@ impl QpMemory for QpRings {
         let data = (asked.inline_data + 4).max(asked.send_sge * SEGMENT as u32) + BLOCK as u32;
         Cap {
             send_wr: self.send_blocks.min(MOST.send_wr),
-            recv_wr: self.receives.min(MOST.recv_wr),
-            send_sge: asked.send_sge.clamp(1, MOST.send_sge),
-            recv_sge: elements(1 << self.receive_shift).clamp(1, MOST.recv_sge),
+            recv_wr: self.receives,
+            send_sge: asked.send_sge,
+            recv_sge: elements(1 << self.receive_shift),
             inline_data: data.min(MOST.inline_data),
         }
     }
@@ -499,6 +496,8 @@ fn decode(wqe: &[u8], request: &mut Request) {
     let imm_data = u32::from_ne_bytes(std::array::from_fn(|at| wqe[12 + at]));
     let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
     let is_fenced = flags & FENCES > SMALL_FENCE;
+    request.is_nothing = false;
+    request.wr = EMPTY;
     let mut wr = EMPTY;
     wr.imm_data = imm_data;
     wr.send_flags = flag(flags & SIGNALED != 0, send_flag::SIGNALED)
@@ -512,13 +511,13 @@ fn decode(wqe: &[u8], request: &mut Request) {
         operation::READ => (wr_opcode::RDMA_READ, 1),
         operation::COMPARE_AND_SWAP => (wr_opcode::ATOMIC_CMP_SWAP, 2),
         operation::FETCH_AND_ADD => (wr_opcode::ATOMIC_FETCH_ADD, 2),
-        operation::NOP if flags & SIGNALED == 0 => return request.what = Outcome::Nothing,
-        _ => return request.what = Outcome::Unknown,
+        operation::NOP if flags & SIGNALED == 0 => return request.is_nothing = true,
+        _ => (NO_OPERATION, 0),
     };
     wr.opcode = code;
     let mut at = SEGMENT * (1 + remote);
     if wqe.len() < at {
-        return request.what = Outcome::Unknown;
+        return request.fails();
     }
     if remote > 0 {
         (wr.remote_addr, wr.rkey) = (long(wqe, 16), word(wqe, 24));
@@ -538,14 +537,16 @@ fn decode(wqe: &[u8], request: &mut Request) {
         }
         let length = (length & !INLINE) as usize;
         let Some(data) = wqe.get(at + 4..at + 4 + length) else {
-            return request.what = Outcome::Unknown;
+            return request.fails();
         };
         request.inline.extend_from_slice(data);
         wr.send_flags |= send_flag::INLINE;
         at += (4 + length).next_multiple_of(SEGMENT);
     }
     request.wr = wr;
-    request.what = Outcome::Posted;
+    if code == NO_OPERATION {
+        request.fails();
+    }
 }
 
 #[cfg(test)]
@@ -631,7 +632,7 @@ mod tests {
 
         fn check(&self, request: &Request, block: u32) -> Result<(), TestCaseError> {
             let wr = &request.wr;
-            prop_assert_eq!(request.what, Outcome::Posted);
+            prop_assert!(!request.is_nothing);
             let label = Label { index: block as u16, opcode: self.opcode, is_receive: false };
             prop_assert_eq!(request.label, label);
             let code = [(8, 0), (9, 1), (0x0a, 2), (0x0b, 3), (0x10, 4), (0x11, 5), (0x12, 6)];

@@ -1,7 +1,7 @@
 //! What the kernel keeps for a program: an open device, and the objects that are made on it. Each
 //! is an object of softrnic, with the memory in which the provider keeps its queues.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::Ordering::SeqCst;
@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 
 use ibverbs::calls;
 use ibverbs::calls::types;
-use ibverbs::calls::types::{AsyncEvent, QpAttr, RecvWr, Sge, Status, Wc, event, qp_state};
-use ibverbs::calls::types::{qp_attr, send_flag};
+use ibverbs::calls::types::{AsyncEvent, QpAttr, RecvWr, Sge, Wc, event, qp_attr};
+use ibverbs::calls::types::{qp_state, send_flag};
 
-use crate::provider::{CqMemory, Done, Label, Outcome, Provider, QpMemory, Request};
+use crate::provider::{CqMemory, Done, Label, Provider, QpMemory, Request};
 use crate::uapi::{EventRecord, bytes, read};
 use crate::{check, errno, lock, made, say};
 
@@ -216,9 +216,6 @@ impl Context {
                 filling.qps.retain(|one| !Arc::ptr_eq(one, &qp));
             }
             qp.state.store(qp_state::RESET, SeqCst);
-            for cq in [&qp.send_cq, &qp.recv_cq] {
-                lock(&cq.failed).retain(|done| Label::of(done.wc.wr_id).0 != handle);
-            }
         }
         // SAFETY: softrnic's handle; nobody posts to it or polls for it any more.
         check(unsafe { calls::destroy_qp(qp.card.0) })?;
@@ -371,8 +368,6 @@ pub(crate) struct Cq {
     pub(crate) card: Card<types::Cq>,
     memory: Box<dyn CqMemory>,
     filling: Mutex<Filling>,
-    /// Completions of requests that softrnic has not taken.
-    failed: Mutex<VecDeque<Done>>,
     /// The application's handle of it.
     pub(crate) user: u64,
     events: Arc<AtomicU32>,
@@ -397,7 +392,6 @@ impl Cq {
             card: Card(card),
             memory,
             filling: Mutex::default(),
-            failed: Mutex::default(),
             user,
             events: Arc::default(),
             start_poll: AtomicUsize::new(0),
@@ -419,12 +413,6 @@ impl Cq {
             }
         }
         let mut left = wanted.min(self.memory.room(filling.written));
-        while left > 0
-            && let Some(done) = lock(&self.failed).pop_front()
-        {
-            self.write(&mut filling, &done);
-            left -= 1;
-        }
         while left > 0 {
             let mut found = [Wc::default(); BATCH];
             let room = left.min(BATCH as u32);
@@ -511,6 +499,9 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, attr: &QpAttr, mask: i32) -> Result<(), i32> {
+        // What was posted without a call that is hooked.
+        self.take_sends();
+        self.take_receives();
         let (mut sending, mut receiving) = (lock(&self.sending), lock(&self.receiving));
         // SAFETY: softrnic's handle.
         check(unsafe { calls::modify_qp(self.card.0, attr, mask) })?;
@@ -520,9 +511,6 @@ impl Qp {
         self.state.store(attr.qp_state, SeqCst);
         if attr.qp_state == qp_state::RESET {
             (sending.at, receiving.at) = (0, 0);
-            for cq in [&self.send_cq, &self.recv_cq] {
-                lock(&cq.failed).retain(|done| Label::of(done.wc.wr_id).0 != self.handle);
-            }
         }
         drop((sending, receiving));
         // They may have been posted before.
@@ -540,19 +528,14 @@ impl Qp {
         // It is taken before it is executed: one that fails is not flushed as well.
         while let Some(next) = self.memory.send(*at, request) {
             *at = next;
-            let wr_id = request.label.wr_id(self.handle);
-            let posted = match request.what {
-                Outcome::Nothing => Ok(()),
-                Outcome::Unknown => Err(libc::EOPNOTSUPP),
-                Outcome::Posted => self.post(wr_id, request),
-            };
-            if posted.is_err() {
-                self.fail(wr_id, request.label);
+            if !request.is_nothing {
+                self.post(request);
             }
         }
     }
 
-    fn post(&self, wr_id: u64, request: &mut Request) -> Result<(), i32> {
+    fn post(&self, request: &mut Request) {
+        let wr_id = request.label.wr_id(self.handle);
         let inline = Sge {
             addr: request.inline.as_ptr().expose_provenance() as u64,
             length: request.inline.len() as u32,
@@ -564,18 +547,10 @@ impl Qp {
         (wr.wr_id, wr.sg_list, wr.num_sge) = (wr_id, elements.as_ptr(), elements.len() as i32);
         let mut bad = ptr::null_mut();
         // SAFETY: softrnic's handle, and a request whose elements stay during the call.
-        check(unsafe { calls::post_send(self.card.0, wr, &raw mut bad) })
-    }
-
-    /// A request that softrnic refuses, though the provider has taken it: the card reports a
-    /// failure.
-    fn fail(&self, wr_id: u64, label: Label) {
-        let status = Status::LocQpOp as u32;
-        let wc = Wc { wr_id, status, qp_num: self.number(), ..Wc::default() };
-        lock(&self.send_cq.failed).push_back(Done { user: self.memory.user(), label, wc });
-        let attr = QpAttr { qp_state: qp_state::ERR, ..QpAttr::default() };
-        // SAFETY: softrnic's handle.
-        unsafe { calls::modify_qp(self.card.0, &raw const attr, qp_attr::STATE) };
+        let code = unsafe { calls::post_send(self.card.0, wr, &raw mut bad) };
+        if code != 0 {
+            say(format_args!("queue pair {}: a send is refused: {code}", self.number()));
+        }
     }
 
     /// Posts the receives to softrnic that the provider has written since.

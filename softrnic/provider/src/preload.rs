@@ -59,6 +59,7 @@ fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
         say(format_args!("driver {} of the kernel is not modelled; mlx5 is 1", call.driver));
         return Err(libc::EOPNOTSUPP);
     };
+    ibverbs::calls::beneath_a_provider();
     let context = Box::new(Context::open(index, provider)?);
     command::describe(&context, call);
     static FORGET: Once = Once::new();

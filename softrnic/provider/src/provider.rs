@@ -3,6 +3,7 @@
 
 use std::ptr;
 
+use ibverbs::calls::NO_OPERATION;
 use ibverbs::calls::types::{SendWr, Sge, Wc};
 
 use crate::mlx5::Mlx5;
@@ -74,22 +75,21 @@ pub(crate) struct Request {
     /// Data, unless it is inline.
     pub(crate) elements: Vec<Sge>,
     pub(crate) inline: Vec<u8>,
-    pub(crate) what: Outcome,
+    /// It does nothing, and has no completion.
+    pub(crate) is_nothing: bool,
     pub(crate) label: Label,
 }
 
 // SAFETY: the pointers in it are set for the time of a call.
 unsafe impl Send for Request {}
 
-/// How a request is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It is posted.
-    Posted,
-    /// It does nothing and has no completion.
-    Nothing,
+impl Request {
     /// softrnic has no such operation: it fails.
-    Unknown,
+    pub(crate) fn fails(&mut self) {
+        self.elements.clear();
+        self.inline.clear();
+        self.wr.opcode = NO_OPERATION;
+    }
 }
 
 impl Default for Request {
@@ -98,7 +98,7 @@ impl Default for Request {
             wr: EMPTY,
             elements: Vec::new(),
             inline: Vec::new(),
-            what: Outcome::Posted,
+            is_nothing: false,
             label: Label::default(),
         }
     }
@@ -117,6 +117,10 @@ pub(crate) const EMPTY: SendWr = SendWr {
     rkey: 0,
     rest: [0; 7],
 };
+
+/// The most that softrnic can do: entries of a queue, elements and inline bytes of a request.
+pub(crate) const MOST: Cap =
+    Cap { send_wr: 16384, recv_wr: 16384, send_sge: 16, recv_sge: 16, inline_data: 1024 };
 
 /// The parts of a request that its completion has to repeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -422,6 +422,16 @@ pub(crate) struct Cap {
     pub(crate) inline_data: u32,
 }
 
+impl Cap {
+    pub(crate) fn exceeds(&self, most: &Self) -> bool {
+        self.send_wr > most.send_wr
+            || self.recv_wr > most.recv_wr
+            || self.send_sge > most.send_sge
+            || self.recv_sge > most.recv_sge
+            || self.inline_data > most.inline_data
+    }
+}
+
 /// An asynchronous event, as the library reads it.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -1,7 +1,10 @@
 //! All drivers that there are.
 
-use crate::abi::types::QpCap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::abi::types::qp_type::{RC, UC, UD};
+use crate::abi::types::{QpCap, Wc, qp_state};
 use crate::drivers::mlx5;
 use crate::host;
 use crate::limits::{MAX_QP_WR, MAX_READS, MAX_SGE};
@@ -83,11 +86,74 @@ pub(crate) struct Driver {
     pub(crate) has_atomics: bool,
     /// Verbs that the driver does not have: `EOPNOTSUPP`.
     pub(crate) absent: &'static [Verb],
-    /// What is made of capacities that are granted: many drivers round up, and write back what
-    /// there is.
-    pub(crate) round: fn(QpCap) -> QpCap,
+    pub(crate) library: Library,
+}
+
+/// The part of a driver that is a library in the program: what it does before a request reaches
+/// the card, and after the card has completed it.
+#[derive(Debug)]
+pub(crate) struct Library {
+    /// The sizes of a queue pair; or the errno value of a refusal. Many drivers round up.
+    pub(crate) sizes: fn(&Asked) -> Result<Sizes, i32>,
     /// The same for the entries of a completion queue.
     pub(crate) round_cq: fn(u32) -> u32,
+    /// `None`: it refuses no request. What the card cannot do fails there.
+    pub(crate) refusals: Option<Refusals>,
+    /// The completion that a poll leaves in a place where the program has another one. `None`: all
+    /// of it is written.
+    pub(crate) fill: Option<fn(Wc, Wc) -> Wc>,
+    /// Whether completions of sends say that these had immediate data.
+    pub(crate) flags_sent_immediates: bool,
+    /// The maker that options of enhanced connection establishment are of.
+    pub(crate) ece_vendor: u32,
+}
+
+/// What a program asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) cap: QpCap,
+    /// Bits of `ibv_wr_opcode`; `None`: those that the type has.
+    pub(crate) operations: Option<u64>,
+}
+
+/// The sizes of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Those that the program gets when it creates the queue pair, and when it queries it.
+    pub(crate) told: QpCap,
+    pub(crate) queried: QpCap,
+    /// Those that there are.
+    pub(crate) real: QpCap,
+}
+
+impl Sizes {
+    /// The same everywhere.
+    pub(crate) fn all(cap: QpCap) -> Self {
+        Self { told: cap, queried: cap, real: cap }
+    }
+
+    /// With other inline data.
+    pub(crate) fn with_inline(self, change: impl Fn(u32) -> u32) -> Self {
+        let changed = |cap: QpCap| QpCap { max_inline_data: change(cap.max_inline_data), ..cap };
+        let Self { told, queried, real } = self;
+        Self { told: changed(told), queried: changed(queried), real: changed(real) }
+    }
+}
+
+/// How posts are refused: errno values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusals {
+    /// Sends and receives of a queue pair in this state, the furthest of INIT, RTR and RTS that it
+    /// has been in since it was reset. 0: none.
+    pub(crate) sends: fn(u32, u32) -> i32,
+    pub(crate) receives: fn(u32, u32) -> i32,
+    /// Of an operation that does not exist.
+    pub(crate) by_opcode: i32,
+    /// Of too many elements and of too much inline data.
+    pub(crate) by_size: i32,
+    /// Whether only sizes and the state are looked at: the card fails operations that the type does
+    /// not have, and unknown flags change nothing.
+    pub(crate) is_lenient: bool,
 }
 
 /// The fewest work requests of a send queue and of a receive queue.
@@ -113,6 +179,11 @@ impl Driver {
     /// `EOPNOTSUPP` if it does not have `verb`.
     pub(crate) fn require(&self, verb: Verb) -> Result<(), i32> {
         if self.absent.contains(&verb) { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+    }
+
+    /// Its library; beneath a provider the real one does the same above.
+    pub(crate) fn library(&'static self) -> &'static Library {
+        if IS_BENEATH.load(Relaxed) { &CARD } else { &self.library }
     }
 
     /// The value of a variable of the environment, or else the driver's. An empty value counts as
@@ -156,10 +227,44 @@ pub(super) const OWN_DRIVER: Driver = Driver {
     cuts_rnr_timer: false,
     has_atomics: true,
     absent: &[],
-    round: |cap| cap,
+    library: OWN_LIBRARY,
+};
+
+const OWN_LIBRARY: Library = Library {
+    sizes: |asked| Ok(Sizes::all(asked.cap)),
     // Like the common hardware: a power of two less one.
     round_cq: |cqe| (cqe + 1).next_power_of_two() - 1,
+    refusals: Some(Refusals {
+        sends: |state, _| {
+            if (qp_state::RTS..=qp_state::ERR).contains(&state) { 0 } else { libc::EINVAL }
+        },
+        receives: |state, _| if state == qp_state::RESET { libc::EINVAL } else { 0 },
+        by_opcode: libc::EOPNOTSUPP,
+        by_size: libc::EINVAL,
+        is_lenient: false,
+    }),
+    fill: None,
+    flags_sent_immediates: false,
+    // That of the PCI devices that `--faithful` shows.
+    ece_vendor: 0xf000,
 };
+
+/// The card alone.
+static CARD: Library = Library { refusals: None, ..OWN_LIBRARY };
+static IS_BENEATH: AtomicBool = AtomicBool::new(false);
+
+/// The devices of this process are cards alone, beneath a real driver library.
+pub fn beneath_a_provider() {
+    IS_BENEATH.store(true, Relaxed);
+}
+
+const fn rounded(sizes: fn(&Asked) -> Result<Sizes, i32>) -> Library {
+    Library { sizes, ..OWN_LIBRARY }
+}
+
+const fn with_cqs(round_cq: fn(u32) -> u32) -> Library {
+    Library { round_cq, ..OWN_LIBRARY }
+}
 
 /// bnxt_re: NetXtreme-E of Broadcom, with work requests of a fixed size.
 pub(super) const BNXT_RE_DRIVER: Driver = Driver {
@@ -216,7 +321,7 @@ pub(super) const ERDMA_DRIVER: Driver = Driver {
         Verb::ReregMr,
         Verb::ResizeCq,
     ],
-    round_cq: |cqe| cqe.max(64).next_power_of_two(),
+    library: with_cqs(|cqe| cqe.max(64).next_power_of_two()),
     ..OWN_DRIVER
 };
 
@@ -232,8 +337,13 @@ pub(super) const HNS_DRIVER: Driver = Driver {
     min_queue: MinQueue { send: 1, recv: 0 },
     qp_types: &[RC, UD],
     absent: &[Verb::ResizeCq],
-    round: |cap| QpCap { max_inline_data: power(cap.max_inline_data), ..cap },
-    round_cq: u32::next_power_of_two,
+    library: Library {
+        sizes: |&Asked { cap, .. }| {
+            Ok(Sizes::all(QpCap { max_inline_data: power(cap.max_inline_data), ..cap }))
+        },
+        round_cq: u32::next_power_of_two,
+        ..OWN_LIBRARY
+    },
     ..OWN_DRIVER
 };
 
@@ -251,11 +361,10 @@ pub(super) const IONIC_DRIVER: Driver = Driver {
     max_reads: 16,
     qp_types: &[RC, UD],
     absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
-    round: |cap| QpCap {
-        max_send_wr: queue(cap.max_send_wr),
-        max_recv_wr: queue(cap.max_recv_wr),
-        ..cap
-    },
+    library: rounded(|&Asked { cap, .. }| {
+        let (max_send_wr, max_recv_wr) = (queue(cap.max_send_wr), queue(cap.max_recv_wr));
+        Ok(Sizes::all(QpCap { max_send_wr, max_recv_wr, ..cap }))
+    }),
     ..OWN_DRIVER
 };
 
@@ -324,7 +433,7 @@ pub(super) const RXE_DRIVER: Driver = Driver {
     max_mr_size: u64::MAX,
     local_ca_ack_delay: 15,
     absent: &[Verb::ReregMr],
-    round,
+    library: rounded(round),
     ..OWN_DRIVER
 };
 
@@ -332,14 +441,14 @@ const ELEMENT: u32 = 16;
 
 /// Queues are a power of two of entries, one of which stays free. Elements and inline data share
 /// their place in an entry.
-fn round(cap: QpCap) -> QpCap {
+fn round(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     let queue = |wr: u32| (wr + 1).next_power_of_two() - 1;
     let place = cap.max_inline_data.max(cap.max_send_sge * ELEMENT);
-    QpCap {
+    Ok(Sizes::all(QpCap {
         max_send_wr: queue(cap.max_send_wr),
         max_recv_wr: queue(cap.max_recv_wr),
         max_send_sge: (place / ELEMENT).min(MAX_SGE),
         max_inline_data: place,
         ..cap
-    }
+    }))
 }

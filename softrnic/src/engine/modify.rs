@@ -67,6 +67,10 @@ pub(crate) fn modify(
         let cap = known.cap;
         *known = QpAttr { cap, port_num: 1, ..QpAttr::default() };
     }
+    let ece = qp.ece_to_be.swap(0, SeqCst);
+    if ece != 0 {
+        qp.ece.store(ece & qp.fabric.settings.ece, SeqCst);
+    }
     known.qp_state = to;
     qp.abi.state.store(to, SeqCst);
     Ok(())
@@ -122,6 +126,7 @@ fn enter(
     match to {
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
+            qp.reached.store(state::RESET, SeqCst);
             qp.drop_received(false);
             qp.slot.peer.store(qp.unconnected(), SeqCst);
             qp.slot.holder.store(0, SeqCst);
@@ -142,6 +147,9 @@ fn enter(
         // A peer may have put the QP into the error state meanwhile.
         _ => {
             qp.slot.state.compare_exchange(from, to, SeqCst, SeqCst).map_err(|_| libc::EINVAL)?;
+            if to <= state::RTS {
+                qp.reached.fetch_max(to, SeqCst);
+            }
             if (to == state::SQD) != (from == state::SQD) {
                 drain(engine, qp, wants_event);
             }

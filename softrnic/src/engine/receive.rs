@@ -110,6 +110,9 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     queue.rules = KnownRules::default();
     queue.link.route.refresh(qp.fabric);
     let (request, sges, inline) = queue.request(queue.executed);
+    if !matches!(request.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
+        return TxOutcome::Failed(Status::LocQpOp);
+    }
     let data = if request.flags & send_flag::INLINE != 0 {
         Ok(Pieces::host(inline.as_ptr() as u64, inline.len() as u64))
     } else {
@@ -262,8 +265,8 @@ pub(crate) fn poll_cq(engine: &'static Engine, cq: &Cq, out: &mut [MaybeUninit<W
 /// Takes the next completion.
 #[inline(never)]
 pub(crate) fn poll_one(engine: &'static Engine, cq: &Cq) -> Option<Wc> {
-    let mut one = [MaybeUninit::uninit()];
-    // SAFETY: as many are written as it returns.
+    let mut one = [MaybeUninit::new(Wc::default())];
+    // SAFETY: it was initialised.
     (poll_cq(engine, cq, &mut one) == 1).then(|| unsafe { one[0].assume_init() })
 }
 
@@ -309,13 +312,14 @@ pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
         _ => wc_opcode::SEND,
     };
     let bytes = inline.len() as u32 + sges.iter().map(|s| s.length).fold(0, u32::wrapping_add);
-    qp.send_ring.record(queue.acked, request.wr_id, status as u32, opcode, bytes, is_completion);
+    let has_immediate =
+        matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
+    let kind = (opcode, has_immediate && qp.library.flags_sent_immediates);
+    qp.send_ring.record(queue.acked, request.wr_id, status as u32, kind, bytes, is_completion);
     if status == Status::Success {
         let sent = &qp.slot.sent;
         sent.messages.store(sent.messages.load(Relaxed) + 1, Relaxed);
         sent.bytes.store(sent.bytes.load(Relaxed) + u64::from(bytes), Relaxed);
-        let has_immediate =
-            matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
         qp.slot.work.acknowledged(queue.link.packets(bytes.into()), has_immediate);
     }
     queue.advance();

@@ -43,6 +43,9 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     } else {
         gather(qp, sges, if is_answered_with_data { access::LOCAL_WRITE } else { 0 })
     };
+    if request.opcode > LAST_OPCODE || (is_answered_with_data && has_no_answer(qp, request)) {
+        return TxOutcome::Failed(Status::LocQpOp);
+    }
     let Ok(local) = local else { return TxOutcome::Failed(Status::LocProt) };
     if local.total > u64::from(MAX_MESSAGE) {
         return TxOutcome::Failed(Status::LocLen);
@@ -101,6 +104,13 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
         take_number(&guard, &mut queue.link, total);
     }
     outcome
+}
+
+const LAST_OPCODE: u32 = wr_opcode::ATOMIC_FETCH_ADD;
+
+/// Whether a request for data is of a type without any, or has no memory for it.
+fn has_no_answer(qp: &Qp, request: &Request) -> bool {
+    qp.is_unreliable() || request.flags & send_flag::INLINE != 0
 }
 
 /// The head request meets no receive, which a write notices with its last packet: places the

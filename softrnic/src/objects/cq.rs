@@ -86,7 +86,7 @@ impl Cq {
             requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
-        let capacity = (fabric.settings.driver.round_cq)(cqe);
+        let capacity = (fabric.settings.library.round_cq)(cqe);
         let control = fabric.file.control();
         let index = fabric.claim(&control, Table::Cq, device, fabric.settings.max_cq)?;
         let slot = fabric.cq(device, index);
@@ -148,7 +148,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let _sources = lock(&self.sources);
-        let capacity = (self.context.fabric.settings.driver.round_cq)(cqe);
+        let capacity = (self.context.fabric.settings.library.round_cq)(cqe);
         // A completion may be polled before its producer has counted it.
         let waiting =
             self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;

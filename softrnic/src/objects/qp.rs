@@ -11,16 +11,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use crate::abi::qp_ex::{Calls, QpExTail};
 use crate::abi::types;
 use crate::abi::types::{
-    ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, Wc, access, event, qp_attr as mask,
+    ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, WC_WITH_IMM, Wc, access, event, qp_attr as mask,
     qp_state as state, qp_state, qp_type, wr_opcode,
 };
-use crate::drivers::table::Driver;
+use crate::drivers::table::{Asked, Driver, Library, Sizes};
 use crate::host::{InUse, lock};
 use crate::limits::{MAX_SGE, QPS};
 use crate::network::topology::{MTU_4096, PortId};
 use crate::objects::context::{Event, Pd};
 use crate::objects::cq::{CompletionSource, Cq};
-use crate::objects::send_queue::{Making, SendQueue, SendRing, entries};
+use crate::objects::send_queue::{Making, SendQueue, SendRing, Taken, entries};
 use crate::objects::srq::Srq;
 use crate::process::fabric::Fabric;
 use crate::process::settings::{InlineExcess, Settings};
@@ -47,6 +47,11 @@ pub(crate) struct Qp {
     /// Of its table entry: no other queue pair has had both.
     generation: u32,
     pub(crate) cap: QpCap,
+    /// The sizes that the program gets when it creates it.
+    pub(crate) told: QpCap,
+    pub(crate) library: &'static Library,
+    /// The furthest of INIT, RTR and RTS that it has been in since it was reset.
+    pub(crate) reached: AtomicU32,
     pub(crate) signal_all: bool,
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
     pub(crate) operations: u64,
@@ -56,8 +61,10 @@ pub(crate) struct Qp {
     pub(crate) attributes: Mutex<QpAttr>,
     pub(crate) send: Mutex<SendQueue>,
     pub(crate) send_ring: SendRing,
-    /// Options of enhanced connection establishment.
+    /// Options of enhanced connection establishment; those that the next change of the queue pair
+    /// is to agree on, 0: none.
     pub(crate) ece: AtomicU32,
+    pub(crate) ece_to_be: AtomicU32,
     /// Serialises posting of receives, flushing and reset.
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
@@ -108,7 +115,8 @@ impl Qp {
         let mut requested = requested.without_own_receives();
         let operations = requested.operations(driver.has_atomics)?;
         let asked = requested.cap;
-        let cap = grant(&fabric.settings, asked, requested.srq.is_none())?;
+        let Sizes { told, queried, real: cap } =
+            grant(&fabric.settings, (asked, requested.operations), requested.srq.is_none())?;
         requested.cap = cap;
         let (index, slot) = claim_slot(fabric, device, pd, &requested, &asked)?;
         let abi = abi_of(pd, &requested, index, slot);
@@ -133,13 +141,17 @@ impl Qp {
             index,
             generation: slot.generation.load(SeqCst),
             cap,
+            told,
+            library: fabric.settings.library,
+            reached: AtomicU32::new(qp_state::RESET),
             signal_all: requested.signal_all,
             operations,
             takes_inline: driver.takes_inline,
-            attributes: Mutex::new(QpAttr { cap, port_num: 1, ..QpAttr::default() }),
+            attributes: Mutex::new(QpAttr { cap: queried, port_num: 1, ..QpAttr::default() }),
             send: Mutex::new(SendQueue::new(&cap, requested.qp_type == qp_type::UD)),
             send_ring: SendRing::new(entries(&cap)),
             ece: AtomicU32::new(fabric.settings.ece),
+            ece_to_be: AtomicU32::new(0),
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
@@ -210,15 +222,21 @@ impl Qp {
 
     /// Puts one receive into the queue. Call with `recv` locked.
     pub(crate) fn fill_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
-        if self.slot.state.load(SeqCst) == qp_state::RESET
+        let posted = self.slot.posted.load(Relaxed);
+        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr)
+            && self.srq.is_none()
+        {
+            return Err(libc::ENOMEM);
+        }
+        let state = self.slot.state.load(SeqCst);
+        if state == qp_state::RESET
             || self.srq.is_some()
             || sges.len() > self.cap.max_recv_sge as usize
         {
             return Err(libc::EINVAL);
         }
-        let posted = self.slot.posted.load(Relaxed);
-        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr) {
-            return Err(libc::ENOMEM);
+        if let Some(refusals) = &self.library.refusals {
+            refused((refusals.receives)(state, self.reached.load(Relaxed)))?;
         }
         self.recv_ring.post(self.slot, wr_id, sges);
         Ok(())
@@ -298,7 +316,7 @@ impl Qp {
         while *taken < out.len()
             && let Some(done) = self.send_ring.take()
         {
-            out[*taken].write(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
+            self.put(&mut out[*taken], self.sent_wc(&done));
             *taken += 1;
         }
         self.send_ring.has_more()
@@ -312,7 +330,7 @@ impl Qp {
             && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
         {
             let got = if self.drops_received.load(Relaxed) { FLUSHED } else { got };
-            out[*taken].write(self.recv_wc(wr_id, at, &got));
+            self.put(&mut out[*taken], self.recv_wc(wr_id, at, &got));
             *taken += 1;
             at += 1;
         }
@@ -322,6 +340,23 @@ impl Qp {
             srq.give_back(at - first);
         }
         at != self.slot.done.load(Acquire)
+    }
+
+    /// Writes a completion into the program's memory.
+    fn put(&self, place: &mut MaybeUninit<Wc>, wc: Wc) {
+        let wc = match self.library.fill {
+            Some(fill) if wc.status == 0 || !self.fabric.settings.strict => {
+                // SAFETY: the program's memory, of numbers only.
+                fill(unsafe { place.assume_init_read() }, wc)
+            }
+            _ => wc,
+        };
+        place.write(wc);
+    }
+
+    fn sent_wc(&self, done: &Taken) -> Wc {
+        let wc = self.wc(done.wr_id, done.status, done.opcode, done.byte_len);
+        Wc { wc_flags: if done.has_immediate { WC_WITH_IMM } else { wc.wc_flags }, ..wc }
     }
 
     fn wc(&self, wr_id: u64, status: u32, opcode: u32, byte_len: u32) -> Wc {
@@ -383,7 +418,7 @@ impl Qp {
         let send = |left: &mut VecDeque<Wc>| {
             let mut send = lock(&self.send);
             while stay && let Some(done) = self.send_ring.take() {
-                left.push_back(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
+                left.push_back(self.sent_wc(&done));
             }
             send.discard();
             let thrown = self.send_ring.discard(send.posted);
@@ -433,6 +468,11 @@ impl Qp {
     }
 }
 
+/// An errno value, or 0, as a result.
+pub(crate) fn refused(code: i32) -> Result<(), i32> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
 /// The peer of a queue pair that is not connected: UD takes datagrams from all.
 pub(super) fn unconnected(kind: i32) -> u64 {
     if kind == qp_type::UD { ANY_PEER } else { NO_PEER }
@@ -442,9 +482,9 @@ pub(super) fn unconnected(kind: i32) -> u64 {
 /// leaves errno as it was.
 pub(super) fn grant(
     settings: &Settings,
-    requested: QpCap,
+    (requested, operations): (QpCap, Option<u64>),
     has_receives: bool,
-) -> Result<QpCap, i32> {
+) -> Result<Sizes, i32> {
     let (driver, most) = (settings.driver, settings.max_qp_wr);
     let is_too_much = requested.max_send_wr > most
         || requested.max_recv_wr > most
@@ -458,19 +498,17 @@ pub(super) fn grant(
         return Err(libc::EINVAL);
     }
     if requested.max_inline_data <= settings.max_inline {
-        let rounded = (driver.round)(requested);
-        let granted = if settings.grant_more { more_than(rounded) } else { rounded };
-        return Ok(QpCap {
-            max_inline_data: granted.max_inline_data.min(settings.max_inline),
-            ..granted
-        });
+        let sizes = (settings.library.sizes)(&Asked { cap: requested, operations })?;
+        let sizes = if settings.grant_more { Sizes::all(more_than(sizes.told)) } else { sizes };
+        return Ok(sizes.with_inline(|bytes| bytes.min(settings.max_inline)));
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
         InlineExcess::RefuseSilently => Err(0),
         InlineExcess::Grant => {
-            let possible = QpCap { max_inline_data: settings.max_inline, ..requested };
-            Ok(QpCap { max_inline_data: settings.max_inline, ..(driver.round)(possible) })
+            let cap = QpCap { max_inline_data: settings.max_inline, ..requested };
+            let sizes = (settings.library.sizes)(&Asked { cap, operations })?;
+            Ok(sizes.with_inline(|_| settings.max_inline))
         }
     }
 }

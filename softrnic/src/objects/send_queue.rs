@@ -21,6 +21,7 @@ use crate::process::fabric::Route;
 use crate::remote::responder::Request;
 use crate::remote::staged_transfer::StagedTransfer;
 use crate::rules::rule::KnownRules;
+use crate::shm::slots::NO_PEER;
 
 /// What came of a request that is executed, to be known when its acknowledgement is here.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +127,7 @@ impl SendQueue {
             executed: 0,
             acked: 0,
             origin: 0,
-            link: Link { mtu_bytes: mtu_bytes(MTU_4096), ..Link::default() },
+            link: Link { peer: NO_PEER, mtu_bytes: mtu_bytes(MTU_4096), ..Link::default() },
             rules: KnownRules::default(),
             head: Head::default(),
             planned: 0,
@@ -253,7 +254,8 @@ pub(crate) fn entries(cap: &QpCap) -> usize {
 #[derive(Debug)]
 struct Record {
     wr_id: AtomicU64,
-    /// Status | opcode << 8 | has a completion << 16 | byte count << 32.
+    /// Status | opcode << 8 | has a completion << 16 | says that it had immediate data << 17 | byte
+    /// count << 32.
     rest: AtomicU64,
 }
 
@@ -274,6 +276,7 @@ pub(crate) struct Taken {
     pub(crate) status: u32,
     pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
+    pub(crate) has_immediate: bool,
 }
 
 impl SendRing {
@@ -302,13 +305,14 @@ impl SendRing {
         at: u64,
         wr_id: u64,
         status: u32,
-        opcode: u32,
+        (opcode, has_immediate): (u32, bool),
         byte_len: u32,
         is_completion: bool,
     ) {
         let record = &self.records[(at & self.mask) as usize];
         record.wr_id.store(wr_id, Relaxed);
-        let rest = u64::from(status) | u64::from(opcode) << 8 | u64::from(is_completion) << 16;
+        let flags = u64::from(is_completion) | u64::from(has_immediate) << 1;
+        let rest = u64::from(status) | u64::from(opcode) << 8 | flags << 16;
         record.rest.store(rest | u64::from(byte_len) << 32, Relaxed);
         // Pairs with the poller's load in `take`.
         self.done.store(at + 1, Release);
@@ -326,7 +330,9 @@ impl SendRing {
                 self.polled.store(at, Relaxed);
                 self.freed.store(at, Release);
                 let (status, opcode) = (rest as u32 & 0xff, rest as u32 >> 8 & 0xff);
-                return Some(Taken { wr_id, status, opcode, byte_len: (rest >> 32) as u32 });
+                let has_immediate = rest & 1 << 17 != 0;
+                let byte_len = (rest >> 32) as u32;
+                return Some(Taken { wr_id, status, opcode, byte_len, has_immediate });
             }
         }
         self.polled.store(at, Relaxed);

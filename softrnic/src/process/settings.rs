@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::drivers::table;
-use crate::drivers::table::Driver;
+use crate::drivers::table::{Driver, Library};
 use crate::host;
 use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
 use crate::network::topology::Requested;
@@ -18,6 +18,7 @@ pub(crate) struct Settings {
     pub(crate) requested: Requested,
     /// Whose devices it does like.
     pub(crate) driver: &'static Driver,
+    pub(crate) library: &'static Library,
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
     /// The fabric spreads the packets of every queue pair over all paths.
@@ -157,6 +158,7 @@ impl Settings {
             fabric: fabric.to_owned(),
             requested: Requested::default(),
             driver: table::own(),
+            library: table::own().library(),
             quiet: true,
             strict: false,
             spray: false,
@@ -229,6 +231,7 @@ impl Settings {
             fabric,
             requested: Requested::from_env(driver)?,
             driver,
+            library: driver.library(),
             quiet: switch(driver, "SOFTRNIC_QUIET")?,
             strict: switch(driver, "SOFTRNIC_STRICT")?,
             spray: switch(driver, "SOFTRNIC_SPRAY")?,

@@ -9,7 +9,7 @@ use std::{ptr, thread};
 use crate::abi::export::export;
 use crate::abi::types::{
     AhAttr, AsyncEvent, DEVICE_ATTR_EX_PORTS, DeviceAttr, Gid, GidEntry, PORT_ATTR_SHORT, PortAttr,
-    WC_GRH, Wc, event, qp_state,
+    WC_GRH, Wc, event,
 };
 use crate::abi::{names, types};
 use crate::control::network::Network;
@@ -514,10 +514,8 @@ struct Ece {
     comp_mask: u32,
 }
 
-/// That of the PCI devices that `--faithful` shows.
-const VENDOR: u32 = 0xf000;
-
-/// Before a set: what the device offers. Afterwards: what of it the queue pair has.
+/// Before a set: what the device offers. After the change of the queue pair that follows it: what
+/// of it the queue pair has.
 unsafe extern "C" fn query_ece(handle: *mut types::Qp, out: *mut Ece) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
@@ -525,29 +523,29 @@ unsafe extern "C" fn query_ece(handle: *mut types::Qp, out: *mut Ece) -> c_int {
         if qp.fabric.settings.ece == 0 {
             return Err(libc::EOPNOTSUPP);
         }
+        let (vendor_id, options) = (qp.library.ece_vendor, qp.ece.load(SeqCst));
         // SAFETY: the caller's structure.
-        unsafe { out.write(Ece { vendor_id: VENDOR, options: qp.ece.load(SeqCst), comp_mask: 0 }) };
+        unsafe { out.write(Ece { vendor_id, options, comp_mask: 0 }) };
         Ok(())
     })
 }
 export!("ibv_query_ece", "IBVERBS_1.10", query_ece);
 
-/// Before the queue pair is ready to receive.
+/// For the next change of the queue pair. Until then it has no options, as with mlx5.
 unsafe extern "C" fn set_ece(handle: *mut types::Qp, wanted: *const Ece) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
         // SAFETY: the caller's structure.
         let Ece { vendor_id, options, comp_mask } = unsafe { wanted.read() };
-        let offered = qp.fabric.settings.ece;
-        if offered == 0 {
+        if qp.fabric.settings.ece == 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        let is_early = matches!(qp.slot.state.load(SeqCst), qp_state::RESET | qp_state::INIT);
-        if vendor_id != VENDOR || comp_mask != 0 || !is_early {
+        if vendor_id != qp.library.ece_vendor || comp_mask != 0 {
             return Err(libc::EINVAL);
         }
-        qp.ece.store(options & offered, SeqCst);
+        qp.ece.store(0, SeqCst);
+        qp.ece_to_be.store(options, SeqCst);
         Ok(())
     })
 }

@@ -200,7 +200,7 @@ unsafe extern "C" fn set_inline_data_list(
             let buffers = if count == 0 { &[] } else { slice::from_raw_parts(buffers, count) };
             let bytes = buffers.iter().fold(0, |sum: usize, one| sum.saturating_add(one.length));
             if bytes > qp.cap.max_inline_data as usize {
-                return list.fail(libc::EINVAL);
+                return list.fail(qp.library.refusals.map_or(libc::EINVAL, |known| known.by_size));
             }
             let pieces = buffers.iter().filter(|one| one.length != 0);
             list.set_inline(pieces.map(|one| slice::from_raw_parts(one.addr.cast(), one.length)));

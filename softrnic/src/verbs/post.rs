@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::{ptr, slice};
 
 use crate::abi::export::export;
 use crate::abi::types;
-use crate::abi::types::{RecvWr, SendWr, Sge, Wc, qp_state, send_flag, wr_opcode};
+use crate::abi::types::{RecvWr, SendWr, Sge, Wc, send_flag, wr_opcode};
+use crate::calls::NO_OPERATION;
 use crate::copy::gpu;
-use crate::drivers::table::Verb;
+use crate::drivers::table::{Refusals, Verb};
 use crate::engine::receive::poll_cq;
 use crate::engine::requester::pump;
 use crate::engine::{receive, requester};
@@ -19,7 +20,7 @@ use crate::host::{lock, set_errno};
 use crate::objects::context::{Ah, Pd};
 use crate::objects::cq::{Cq, SINGLE_THREADED_CQ};
 use crate::objects::mr::{Change, Mr, Range};
-use crate::objects::qp::{Qp, SENDING};
+use crate::objects::qp::{Qp, SENDING, refused};
 use crate::objects::send_queue::{SendQueue, WrList};
 use crate::process::fabric::Command;
 use crate::remote::responder::Request;
@@ -110,9 +111,15 @@ pub unsafe extern "C" fn post_send(
             let wr = unsafe { &*at };
             // SAFETY: the caller's array.
             let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
-            let refused = engine.faults.on_post_send(qp.port().device);
-            outcome =
-                refused.and(sges).and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
+            let rule = engine.faults.on_post_send(qp.port().device);
+            outcome = sges.and_then(|sges| match (rule, &qp.library.refusals) {
+                // The library has taken it already.
+                (Err(_), None) => {
+                    let wr = SendWr { opcode: NO_OPERATION, ..*wr };
+                    enqueue(qp, &mut queue, &wr, &[], &mut batch)
+                }
+                (rule, _) => rule.and_then(|()| enqueue(qp, &mut queue, wr, sges, &mut batch)),
+            });
             if outcome.is_ok() {
                 at = wr.next;
                 pump(engine, qp, &mut queue);
@@ -132,6 +139,10 @@ pub unsafe extern "C" fn post_send(
 pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
     let engine = engine_of(qp.fabric)?;
     let mut queue = lock(&qp.send);
+    if let Some(refusals) = &qp.library.refusals {
+        // Here it is the wrong call, whatever a post of a list says.
+        may_send(qp, refusals).map_err(|_| libc::EINVAL)?;
+    }
     for (ahead, (wr, elements)) in list.finished()?.enumerate() {
         engine.faults.on_post_send(qp.port().device)?;
         check(qp, &queue, wr, elements.as_slice(), ahead as u64)?;
@@ -159,11 +170,16 @@ fn enqueue(
     sges: &[Sge],
     batch: &mut Batch,
 ) -> Result<(), i32> {
-    let bytes = check(qp, queue, wr, sges, 0)?;
+    let mut bytes = check(qp, queue, wr, sges, 0)?;
     let is_inline = is_inline(qp, wr);
+    let (mut sges, mut opcode) = (sges, wr.opcode);
+    if is_too_large(qp, is_inline, sges, bytes) {
+        // It fails when it is executed.
+        (sges, bytes, opcode) = (&[], 0, NO_OPERATION);
+    }
     let mut request = Request {
         wr_id: wr.wr_id,
-        opcode: wr.opcode,
+        opcode,
         flags: if is_inline { wr.send_flags } else { wr.send_flags & !send_flag::INLINE },
         imm: wr.imm_data,
         num_sge: if is_inline { 0 } else { sges.len() as u32 },
@@ -227,32 +243,42 @@ fn is_atomic(wr: &SendWr) -> bool {
 
 /// Whether the request may be posted behind so many others, and how many bytes it has.
 fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> Result<u64, i32> {
-    if !(qp_state::RTS..=qp_state::ERR).contains(&qp.slot.state.load(SeqCst)) {
-        return Err(libc::EINVAL);
+    let bytes = sges.iter().map(|s| u64::from(s.length)).sum();
+    let is_full = qp.send_ring.in_use(queue.posted + ahead) >= u64::from(qp.cap.max_send_wr);
+    let Some(refusals) = &qp.library.refusals else {
+        return if is_full { Err(libc::ENOMEM) } else { Ok(bytes) };
+    };
+    may_send(qp, refusals)?;
+    if wr.opcode > wr_opcode::ATOMIC_FETCH_ADD {
+        return Err(refusals.by_opcode);
     }
     let is_inline = is_inline(qp, wr);
-    match wr.opcode {
-        wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
-        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_unreliable() => {
+    if !refusals.is_lenient {
+        let has_answer = wr.opcode >= wr_opcode::RDMA_READ;
+        let known =
+            send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
+        if has_answer && (is_inline || qp.is_unreliable())
+            || qp.operations & 1 << wr.opcode == 0
+            || wr.send_flags & !known != 0
+        {
+            return Err(libc::EINVAL);
         }
-        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
-        _ => return Err(libc::EOPNOTSUPP),
     }
-    if qp.operations & 1 << wr.opcode == 0 {
-        return Err(libc::EINVAL);
-    }
-    let known = send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
-    if wr.send_flags & !known != 0 || sges.len() > qp.cap.max_send_sge as usize {
-        return Err(libc::EINVAL);
-    }
-    if qp.send_ring.in_use(queue.posted + ahead) >= u64::from(qp.cap.max_send_wr) {
+    if is_full {
         return Err(libc::ENOMEM);
     }
-    let bytes = sges.iter().map(|s| u64::from(s.length)).sum();
-    if is_inline && bytes > u64::from(qp.cap.max_inline_data) {
-        return Err(libc::EINVAL);
-    }
-    Ok(bytes)
+    if is_too_large(qp, is_inline, sges, bytes) { Err(refusals.by_size) } else { Ok(bytes) }
+}
+
+/// Whether the state of the queue pair allows requests.
+fn may_send(qp: &Qp, refusals: &Refusals) -> Result<(), i32> {
+    refused((refusals.sends)(qp.slot.state.load(SeqCst), qp.reached.load(Relaxed)))
+}
+
+/// Whether it has more elements or inline data than there is room for.
+fn is_too_large(qp: &Qp, is_inline: bool, sges: &[Sge], bytes: u64) -> bool {
+    sges.len() > qp.cap.max_send_sge as usize
+        || is_inline && bytes > u64::from(qp.cap.max_inline_data)
 }
 
 /// Copies the elements of an inline request to its slot; they fit (checked).

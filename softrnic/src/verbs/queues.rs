@@ -195,7 +195,7 @@ unsafe fn make_qp(
     };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
-    init.cap = qp.cap;
+    init.cap = qp.told;
     let handle = qp.as_abi();
     // Given back by `destroy_qp`.
     let _ = Arc::into_raw(qp);

@@ -93,7 +93,7 @@ pub struct Bench {
     softrnic: Softrnic,
     /// What tools are run by, if they look for devices in `/sys` and `/dev`: `softrnic`, and the
     /// options of its `run`.
-    faithful: Option<(PathBuf, &'static [&'static str])>,
+    faithful: Option<(PathBuf, Vec<&'static str>)>,
 }
 
 impl Bench {
@@ -131,16 +131,17 @@ impl Bench {
         self.run_with(&["--tools", "--faithful"])
     }
 
-    /// One whose tools run on the system's own libibverbs and libmlx5, with these variables.
+    /// One whose tools run on the system's own libibverbs and this driver library of it, with these
+    /// variables.
     ///
     /// # Errors
-    /// As for [`Self::faithful`], or libmlx5 is missing.
-    pub fn beneath_mlx5(variables: &[(&str, &str)]) -> Result<Self, Missing> {
+    /// As for [`Self::faithful`], or the library is missing.
+    pub fn beneath(provider: &'static str, variables: &[(&str, &str)]) -> Result<Self, Missing> {
         dist::built("softrnic-provider/libsoftrnic-provider.so")?;
-        Self::of(("ibv_devinfo", "ibverbs-utils"), variables)?.run_with(&["--provider", "mlx5"])
+        Self::of(("ibv_devinfo", "ibverbs-utils"), variables)?.run_with(&["--provider", provider])
     }
 
-    fn run_with(mut self, options: &'static [&'static str]) -> Result<Self, Missing> {
+    fn run_with(mut self, options: &[&'static str]) -> Result<Self, Missing> {
         let program = dist::softrnic_program()?;
         let mut probe = Command::new(&program);
         probe.arg("run").args(options).args(["--fabric", &unique_name("probe"), "--", "true"]);
@@ -153,7 +154,7 @@ impl Bench {
                 String::from_utf8_lossy(&said.stderr)
             )));
         }
-        self.faithful = Some((program, options));
+        self.faithful = Some((program, options.to_vec()));
         Ok(self)
     }
 
@@ -164,7 +165,7 @@ impl Bench {
             return command;
         };
         let mut command = Command::new(program);
-        command.arg("run").args(*options).args(["--fabric", self.softrnic.fabric(), "--", tool]);
+        command.arg("run").args(options).args(["--fabric", self.softrnic.fabric(), "--", tool]);
         // Where cargo puts softrnic's library, which is not to be beneath a provider.
         command.env_remove("LD_LIBRARY_PATH");
         command
