@@ -190,7 +190,7 @@
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |
 //! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had, and how many pieces of GPU memory by which way | 0 |
-//! | `SOFTRNIC_COMMAND_US` | 0 to 100000: how long each command to the card takes at least, in microseconds: creating, modifying and destroying queue pairs, creating and destroying completion queues, registering and deregistering memory, allocating protection and thread domains. Real cards need some ten microseconds and more; `softrnic stat` counts the commands | 0 |
+//! | `SOFTRNIC_COMMAND_US` | 0 to 100000: how long each command to the card takes, in microseconds: creating, modifying and destroying queue pairs, creating and destroying completion queues, registering and deregistering memory, allocating protection and thread domains. A card carries out the commands of all processes one after the other; `softrnic stat --json` counts them by kind | 0 |
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
 //! | `SOFTRNIC_FAULTS` | fault rules, or `@` and a file with them; docs/faults.md is their language | none |
 //! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |

@@ -19,7 +19,7 @@ use crate::limits::{DEVICES, MAX_CQE, SRQS};
 use crate::network::header;
 use crate::network::header::{HEADER_BYTES, NetworkHeader};
 use crate::network::topology::{PortId, Topology};
-use crate::process::fabric::{Fabric, Route};
+use crate::process::fabric::{Command, Fabric, Route};
 use crate::process::settings::Settings;
 use crate::shm::file::Table;
 use crate::shm::slots::{NO_PEER, PortSlot};
@@ -138,6 +138,11 @@ impl Context {
             self.is_told.store(one.kind == event::DEVICE_FATAL, SeqCst);
             self.events.push(Event { element: one.port.port as usize, kind: one.kind });
         }
+    }
+
+    /// The device's card has carried out a command, which took its time.
+    pub(crate) fn carry_out(&self, command: Command) {
+        self.fabric.carry_out(self.device.index, command);
     }
 
     /// Whether the device has failed since it was opened: this context stays dead, also if another

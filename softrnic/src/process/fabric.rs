@@ -425,8 +425,8 @@ pub(crate) enum Command {
     AllocTd,
 }
 
-/// A sleep ends so much too late, at most.
-const SLACK_NS: u64 = 100_000;
+/// A sleep ends so much too late, at most, where the kernel adds no slack of its own.
+const LATE_NS: u64 = 20_000;
 
 impl Fabric {
     /// This process has queried a port.
@@ -434,21 +434,37 @@ impl Fabric {
         self.proc(slot_of(self.me)).port_queries.fetch_add(1, Relaxed);
     }
 
-    /// This process has had a card carry out a command. Takes as long as `SOFTRNIC_COMMAND_US`
-    /// says.
-    pub(crate) fn count_command(&self, command: Command) {
+    /// This process has had the card of `device` carry out a command. Returns when the card has
+    /// done so: commands of all processes are carried out one after the other, and each takes as
+    /// long as `SOFTRNIC_COMMAND_US` of its process says.
+    pub(crate) fn carry_out(&self, device: usize, command: Command) {
         self.proc(slot_of(self.me)).commands[command as usize].fetch_add(1, Relaxed);
         let ns = self.settings.command_us * 1000;
         if ns == 0 {
             return;
         }
-        let end = now_ns() + ns;
-        if ns > SLACK_NS {
-            thread::sleep(Duration::from_nanos(ns - SLACK_NS));
-        }
-        while now_ns() < end {
-            hint::spin_loop();
-        }
+        let card = device - device % self.topology.devices_on_card();
+        let (now, busy_until) = (now_ns(), &self.header().busy_until[card]);
+        let begin = busy_until.fetch_update(SeqCst, SeqCst, |until| Some(until.max(now) + ns));
+        wait_until(begin.map_or(now, |until| until.max(now)) + ns);
+    }
+}
+
+/// Sleeps, as the caller of a real command does, and spins for the last microseconds.
+fn wait_until(end: u64) {
+    let left = end.saturating_sub(now_ns());
+    if left > LATE_NS {
+        // The slack of a thread is 50 us by default: too much beside a command.
+        // SAFETY: reads a number of the calling thread.
+        let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) } as libc::c_ulong;
+        // SAFETY: writes it.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
+        thread::sleep(Duration::from_nanos(left - LATE_NS));
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack) };
+    }
+    while now_ns() < end {
+        hint::spin_loop();
     }
 }
 

@@ -387,7 +387,7 @@ fn is_same_file(fd: i32, path: &CString) -> bool {
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 16;
+pub(crate) const VERSION: u64 = 17;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.

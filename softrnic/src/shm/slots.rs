@@ -61,6 +61,9 @@ pub(crate) struct Header {
     /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control
     /// lock, after the change.
     pub(crate) changes: AtomicU64,
+    /// Until when (monotonic ns) a card carries out commands, by its first device. Written by who
+    /// gives one.
+    pub(crate) busy_until: [AtomicU64; DEVICES],
 }
 
 /// Words of [`Header::topology`] after the first.

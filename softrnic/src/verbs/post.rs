@@ -296,7 +296,7 @@ pub unsafe extern "C" fn alloc_pd(handle: *mut types::Context) -> *mut types::Pd
     pointer(|| {
         // SAFETY: the caller's handle.
         let pd = Pd::new(unsafe { context(handle) }?)?;
-        pd.context.fabric.count_command(Command::AllocPd);
+        pd.context.carry_out(Command::AllocPd);
         let handle = pd.as_abi();
         // Given back by `dealloc_pd`.
         let _ = Arc::into_raw(pd);
@@ -330,7 +330,7 @@ fn register(pd: *mut types::Pd, range: Range, flags: u32) -> *mut types::Mr {
         let pd: Arc<Pd> = unsafe { shared(pd) };
         let engine = engine_of(pd.context.fabric)?;
         let mr = engine.register(&pd, range, flags)?;
-        engine.fabric.count_command(Command::RegisterMr);
+        pd.context.carry_out(Command::RegisterMr);
         let handle = mr.as_abi();
         // Given back by `dereg_mr`.
         let _ = Box::into_raw(mr);
@@ -433,7 +433,7 @@ unsafe extern "C" fn rereg_mr(
             access: changes(rereg::ACCESS).then_some(access as u32),
         };
         engine.reregister(mr, change)?;
-        engine.fabric.count_command(Command::RegisterMr);
+        mr.pd().context.carry_out(Command::RegisterMr);
         Ok(())
     });
     if rc == 0 { 0 } else { FAILED }
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn dereg_mr(handle: *mut types::Mr) -> c_int {
         if let Ok(engine) = engine_of(pd.context.fabric) {
             // SAFETY: takes back what `register` leaked.
             engine.deregister(*unsafe { Box::from_raw(handle.cast::<Mr>()) });
-            engine.fabric.count_command(Command::DeregisterMr);
+            pd.context.carry_out(Command::DeregisterMr);
         }
         Ok(())
     })

@@ -71,7 +71,7 @@ pub(super) unsafe fn make_cq(
     let requested =
         CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain };
     let cq = engine_of(fabric)?.create_cq(context, requested)?;
-    fabric.count_command(Command::CreateCq);
+    cq.context.carry_out(Command::CreateCq);
     let handle = cq.as_abi();
     // Given back by `destroy_cq`.
     let _ = Arc::into_raw(cq);
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
         }
         if let Ok(engine) = engine_of(cq.context.fabric) {
             engine.destroy_cq(cq)?;
-            engine.fabric.count_command(Command::DestroyCq);
+            cq.context.carry_out(Command::DestroyCq);
             // SAFETY: takes back what `create_cq` leaked.
             drop(unsafe { Arc::from_raw(handle.cast::<Cq>()) });
         }
@@ -194,7 +194,7 @@ unsafe fn make_qp(
         calls,
     };
     let qp = engine.create_qp(&pd, request)?;
-    engine.fabric.count_command(Command::CreateQp);
+    pd.context.carry_out(Command::CreateQp);
     init.cap = qp.told;
     let handle = qp.as_abi();
     // Given back by `destroy_qp`.
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
         }
         if let Ok(engine) = engine_of(qp.fabric) {
             engine.destroy_qp(qp);
-            engine.fabric.count_command(Command::DestroyQp);
+            qp.pd.context.carry_out(Command::DestroyQp);
             // SAFETY: takes back what `create_qp` leaked.
             drop(unsafe { Arc::from_raw(handle.cast::<Qp>()) });
         }
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn modify_qp(
         let engine = engine_of(qp.fabric)?;
         // SAFETY: the caller's structure; the mirror is no longer than the shortest in use.
         modify(engine, qp, unsafe { &*attr }, mask)?;
-        engine.fabric.count_command(Command::ModifyQp);
+        qp.pd.context.carry_out(Command::ModifyQp);
         Ok(())
     })
 }
@@ -390,7 +390,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
             return Err(libc::EINVAL);
         }
         let td = Td::new(context)?;
-        td.context.fabric.count_command(Command::AllocTd);
+        td.context.carry_out(Command::AllocTd);
         let handle = td.as_abi();
         // Given back by `dealloc_td`.
         let _ = Arc::into_raw(td);

@@ -161,6 +161,26 @@ fn a_command_takes_as_long_as_the_setting_says() {
 }
 
 #[test]
+fn commands_of_two_processes_to_one_card_are_carried_out_one_after_the_other() {
+    const US: u64 = 5000;
+    Softrnic::new().env("SOFTRNIC_COMMAND_US", US).pair(|_, mut peer| {
+        let start = Instant::now();
+        peer.barrier();
+        let _node = Node::new(0, 64);
+        peer.barrier();
+        let took = start.elapsed();
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let processes = seen["processes"].as_array().expect("both");
+        let commands = processes.iter().flat_map(|process| process["commands"].as_object());
+        let count: u64 = commands.flat_map(|all| all.values()).filter_map(|one| one.as_u64()).sum();
+        assert!(count >= 8 && processes.len() == 2, "{processes:?}");
+        assert!(took >= Duration::from_micros(count * US), "{count} commands in {took:?}");
+        peer.barrier();
+    });
+}
+
+#[test]
 fn stat_counts_no_locks_where_one_thread_is_promised() {
     Softrnic::new().alone(|| {
         let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
