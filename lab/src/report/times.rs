@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(picture.matches("<circle").count(), 3 + judged(1.2, 7).times.rows.len());
         assert!(page.contains("| all_reduce | 8K |") && page.contains("\n- command: "), "{page}");
         assert!(
-            html.contains(&picture) && html.contains("<td>all_reduce</td><td>8K</td>"),
+            html.contains(picture.trim_end()) && html.contains("<td>all_reduce</td><td>8K</td>"),
             "{html}"
         );
     }
