@@ -19,8 +19,9 @@ command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || install_pac
 # Images and containers of this script alone. An overlay cannot be mounted over another one, as the root of a container is: then each layer is a
 # copy, and takes 6 GB.
 mkdir -p "$kept"
-[ "$(stat --file-system --format %T "$kept")" != overlayfs ] || export STORAGE_DRIVER=vfs
-buildah() { command buildah --root "$kept/images" --runroot "$kept/run" "$@"; }
+driver=overlay
+[ "$(stat --file-system --format %T "$kept")" != overlayfs ] || driver=vfs
+buildah() { command buildah --root "$kept/images" --runroot "$kept/run" --storage-driver "$driver" "$@"; }
 # build NAME ARGUMENT...: an image of local ones, without a container engine; prints its id.
 build() { buildah build --quiet --isolation chroot --pull-never --tag "$@"; }
 
@@ -54,6 +55,7 @@ make_system() {
 # Here, where pip is set up.
 fetch_torch() {
     [ -e "$kept/wheels/complete" ] && return
+    setup_fetch
     local platform platforms=()
     for platform in manylinux1 manylinux2014 manylinux_2_17 manylinux_2_28; do
         platforms+=(--platform "${platform}_x86_64")
