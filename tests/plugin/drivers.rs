@@ -227,7 +227,7 @@ fn efa_means_no_device() -> Result<()> {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(
             said(&[
-                "Ferrite has no device: 2 RDMA device(s) opened",
+                "Ferrite has no device: 2 RDMA device(s) are open",
                 "NCCL will use another network"
             ]),
             "{}",
@@ -354,7 +354,7 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(
             said(&[
-                "Ferrite has no device: 2 RDMA device(s) opened",
+                "Ferrite has no device: 2 RDMA device(s) are open",
                 "softrnic0:1, softrnic1:1: its link layer (0) is neither InfiniBand nor"
             ]),
             "{}",

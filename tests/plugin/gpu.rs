@@ -376,7 +376,7 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
             while !said(&[
                 "has been waiting for",
                 "for a flush of data of",
-                "the read that flushes it to GPU memory is not complete",
+                "the read that flushes it to GPU memory does not complete",
             ]) {
                 let mut done = 0;
                 // SAFETY: a live request.

@@ -81,7 +81,7 @@ fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
     assert!(lost("NCCL_IB_DATA_DIRECT") && !lost(resilience) && !lost("NCCL_IB_TIMOUT"), "{log:?}");
     assert!(
         about(resilience)
-            .is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
+            .is_some_and(|l| l.contains("Ferrite recovers by default (FERRITE_FAILOVER)")),
         "{log:?}"
     );
     assert!(
@@ -113,7 +113,7 @@ fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
             "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 to 32768 MiB in",
         ),
         (("SOFTRNIC_LINK", "ib"), &*format!("{one}the port is InfiniBand")),
-        (("NCCL_IB_OOO_RQ", "1"), &*format!("{one}NCCL_IB_OOO_RQ=1 says that packets are spread")),
+        (("NCCL_IB_OOO_RQ", "1"), &*format!("{one}NCCL_IB_OOO_RQ=1: the fabric spreads packets")),
         (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
     ] {
         let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "auto"), env])?;
@@ -199,11 +199,7 @@ fn an_entry_that_names_nothing_is_reported_once_and_the_others_count() -> Result
             "no device has a name that begins with softrnic7; there are: softrnic0, softrnic1",
         ),
         ("^=softrnic0,^=softrnic1", 1, "^=softrnic1 counts as a name"),
-        (
-            "softrnic0, softrnic1",
-            2,
-            "NCCL's built-in transport takes the blanks for parts of the names",
-        ),
+        ("softrnic0, softrnic1", 2, "NCCL's built-in transport takes blanks as part of the names"),
     ] {
         let (code, found, log) = init_with(require!(setting()), &[("NCCL_IB_HCA", list)])?;
         assert_eq!((code, found), (abi::ncclSuccess, devices), "{list}");

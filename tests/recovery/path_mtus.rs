@@ -81,7 +81,7 @@ fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> 
                 "could not be recovered",
                 "packets of 256 bytes from",
                 "packets of 0 bytes arrive",
-                "likely: a link or switch",
+                "Likely: a link or switch",
             ],
         )?;
         assert!(!said(&["could not be recovered", "The peer has not answered"]), "{}", log());
