@@ -476,7 +476,7 @@ mod tests {
         };
         let end = End { numbers, recovers: false, is_untested: false, still_ms: 10_000 };
         let standing = Standing {
-            end: end.clone(),
+            end,
             me: peer.clone(),
             is_busy: false,
             waits_for: Some(me.clone()),

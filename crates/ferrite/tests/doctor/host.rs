@@ -96,7 +96,7 @@ fn nccl_warns_of_old_versions_and_of_several() {
     require!(with("2.21.5")).look().is("ok", &["/usr/lib/libnccl.so.2: 2.21.5"]);
     require!(with("2.18.3")).look().is("warn", &["2.18.3", "keep one version"]);
     for version in ["2.26.2", "2.27.7"] {
-        require!(with(version)).look().is("warn", &[version, "not told of errors of the network"]);
+        require!(with(version)).look().is("warn", &[version, "network errors do not reach"]);
     }
     for version in ["2.23.4", "2.25.1"] {
         require!(with(version)).look().is("warn", &[version, "ncclCommAbort does not return"]);
