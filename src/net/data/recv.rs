@@ -354,8 +354,8 @@ impl End for RecvComm {
         RECEIVER_QP_CAPS
     }
 
-    fn poll(&self) -> Result<()> {
-        self.path.visit(|path| path.poll_any().map(drop))
+    fn poll(&self) -> Result<usize> {
+        self.path.visit(RecvPath::poll_any)
     }
 
     fn probe(&self) -> Result<()> {

@@ -306,8 +306,8 @@ impl End for SendComm {
         SENDER_QP_CAPS
     }
 
-    fn poll(&self) -> Result<()> {
-        self.path.visit(|path| path.poll_any().map(drop))
+    fn poll(&self) -> Result<usize> {
+        self.path.visit(SendPath::poll_any)
     }
 
     fn probe(&self) -> Result<()> {

@@ -47,6 +47,9 @@ const NOTE_EVERY: Duration = Duration::from_millis(200);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How often to probe the peer's device while the peer is suspected to be dead.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// The most batches of completions that are polled to find a failed queue pair. A connection with
+/// more is in use, and NCCL polls.
+const MOST_POLLS: u32 = 256;
 /// How often to check whether all messages that have begun are acknowledged.
 const DRAIN_EVERY: Duration = Duration::from_millis(1);
 
@@ -221,8 +224,14 @@ impl ConnRecovery {
                     work.rails.shorten_waits();
                     self.look_at_ports(work, end);
                 }
-                // The completions say which, but NCCL may not poll them.
-                Input::QueuePairFailed => end.poll()?,
+                // The completions say which, but NCCL may not poll them, and others may precede them.
+                Input::QueuePairFailed => {
+                    for _ in 0..MOST_POLLS {
+                        if end.poll()? == 0 {
+                            break;
+                        }
+                    }
+                }
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
                 Input::Lanes(change) => self.change_lanes(work, change),
                 Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),

@@ -29,11 +29,12 @@ pub trait End: Debug + Send + Sync {
     /// Capacities of its queue pairs.
     fn caps(&self) -> QpCaps;
 
-    /// Polls its completion queues to find failed work requests.
+    /// Polls a batch of each of its completion queues to find failed work requests. Returns the
+    /// number of completions.
     ///
     /// # Errors
     /// The connection has failed.
-    fn poll(&self) -> Result<()>;
+    fn poll(&self) -> Result<usize>;
 
     /// Polls, and probes the peer's device if a probe is due and there are queue pairs.
     ///
