@@ -300,7 +300,9 @@ impl NewQps {
         };
         let lowered = self.mtus.handle_test(paths(&self.between), test.cut_rails());
         let why = self.describe_cut(&test, lowered);
-        self.cut = why.clone().or(self.cut.take());
+        if why.is_some() {
+            self.cut.clone_from(&why);
+        }
         test.into_qps().destroy();
         (left_out - lowered, why)
     }
