@@ -11,7 +11,7 @@ use super::guard::guard;
 use super::handles::{
     Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged,
 };
-use super::layout::Members;
+use super::layout::{Members, ProfilerCallback};
 use super::nccl;
 use super::network_events;
 use super::output::{missing, put};
@@ -23,7 +23,6 @@ use crate::net::device::card::Card;
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
-use crate::net::setup::listen::Listener;
 use crate::net::setup::nccl_comm::NcclComm;
 use crate::proto::handle::HANDLE_BYTES;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
@@ -67,9 +66,17 @@ pub(super) const MAX_P2P_BYTES: usize = MAX_MESSAGE as usize;
 /// report this value.
 pub(super) const MAX_COLLECTIVE_BYTES: usize = 512 << 20;
 
-/// Sends log messages to `log_function` and creates the network.
-pub(super) unsafe fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
-    guard("init", || Process::init(version, log_function))
+/// Sends log messages to `log_function` and creates the network. `profiler` is NCCL's function for
+/// events, or NULL.
+pub(super) unsafe fn init(
+    version: u32,
+    log_function: nccl::ncclDebugLogger_t,
+    profiler: ProfilerCallback,
+) -> ncclResult_t {
+    guard("init", || {
+        network_events::handle_init(profiler);
+        Process::init(version, log_function)
+    })
 }
 
 /// The number of devices.
@@ -142,12 +149,13 @@ fn handle_set_up(process: &Process) {
 /// A listener on device number `dev`, for NCCL's communicator `of`, and its handle for the peer.
 pub(super) unsafe fn listen(
     version: u32,
-    of: NcclComm,
+    of: impl FnOnce() -> Result<NcclComm>,
     dev: c_int,
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
 ) -> ncclResult_t {
     guard("listen", || {
+        let of = of()?;
         let process = Process::get()?;
         handle_set_up(process);
         let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
@@ -162,12 +170,13 @@ pub(super) unsafe fn listen(
 /// until it exists.
 pub(super) unsafe fn connect(
     version: u32,
-    of: NcclComm,
+    of: impl FnOnce() -> Result<NcclComm>,
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
 ) -> ncclResult_t {
     guard("connect", || {
+        let of = of()?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(send_comm, std::ptr::null_mut(), "sendComm")? };
         if handle.is_null() {
@@ -266,38 +275,35 @@ pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
 /// Closes a send communicator.
 pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe {
-        end_events::<SendComm>(comm);
-        close::<Comm<SendComm>>("closeSend", comm)
-    }
+    unsafe { close("closeSend", comm, end_events::<SendComm>) }
 }
 
 /// Closes a receive communicator.
 pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe {
-        end_events::<RecvComm>(comm);
-        close::<Comm<RecvComm>>("closeRecv", comm)
-    }
+    unsafe { close("closeRecv", comm, end_events::<RecvComm>) }
 }
 
 /// Closes a listener.
 pub(super) unsafe fn close_listen(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe { close::<Mutex<Listener>>("closeListen", comm) }
+    unsafe { close("closeListen", comm, |_: &ListenHandle| ()) }
 }
 
 /// Ends the profiler events that have begun in the communicator.
-unsafe fn end_events<T>(comm: *mut c_void)
-where
-    Comm<T>: Tagged,
-{
-    // SAFETY: by NCCL's contract.
-    let heard = unsafe { Handle::<Comm<T>>::find(comm) }.and_then(|comm| comm.inner.heard.get());
-    heard.iter().for_each(|heard| network_events::handle_close(&heard[..]));
+fn end_events<T>(comm: &Handle<Comm<T>>) {
+    comm.inner.heard.get().iter().for_each(|heard| network_events::handle_close(&heard[..]));
 }
 
-unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {
-    // SAFETY: by NCCL's contract.
-    guard(call, || unsafe { Handle::<T>::take(raw) }.map(drop))
+unsafe fn close<T: Tagged>(
+    call: &'static str,
+    raw: *mut c_void,
+    end: impl FnOnce(&Handle<T>),
+) -> ncclResult_t {
+    guard(call, || {
+        // SAFETY: by NCCL's contract.
+        unsafe { Handle::<T>::find(raw) }.map(end);
+        // SAFETY: as above.
+        unsafe { Handle::<T>::take(raw) }.map(drop)
+    })
 }

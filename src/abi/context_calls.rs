@@ -6,10 +6,12 @@
 use super::calls;
 use super::context::Context;
 use super::guard::guard;
-use super::layout::{CommConfig, NetAttributes};
+use super::layout::{CommConfig, NetAttributes, ProfilerCallback};
 use super::nccl::{self, ncclResult_t};
+use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
+use crate::error::Result;
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
 
@@ -20,8 +22,10 @@ pub(super) unsafe fn init(
     id: u64,
     config: *const CommConfig,
     log_function: nccl::ncclDebugLogger_t,
+    profiler: ProfilerCallback,
 ) -> ncclResult_t {
     guard("init", || {
+        network_events::handle_init(profiler);
         Process::init(version, log_function)?;
         // SAFETY: NCCL's pointer, NULL or valid.
         let (foreign, class) = unsafe {
@@ -42,8 +46,11 @@ pub(super) unsafe fn init(
     })
 }
 
-fn comm_of(context: Option<&Context>) -> NcclComm {
-    context.map(Context::comm).unwrap_or_default()
+/// # Safety
+/// As for [`Context::borrow`].
+unsafe fn comm_of(context: *mut c_void) -> Result<NcclComm> {
+    // SAFETY: as the caller says.
+    Ok(unsafe { Context::borrow(context)? }.map(Context::comm).unwrap_or_default())
 }
 
 /// [`calls::listen`] with a context.
@@ -55,13 +62,9 @@ pub(super) unsafe fn listen(
     listen_comm: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: by NCCL's contract.
-    match unsafe { Context::borrow(context) } {
-        // SAFETY: as the caller says.
-        Ok(context) => unsafe {
-            calls::listen(version, comm_of(context), dev, handle, listen_comm)
-        },
-        Err(error) => guard("listen", || Err(error)),
-    }
+    let of = || unsafe { comm_of(context) };
+    // SAFETY: as the caller says.
+    unsafe { calls::listen(version, of, dev, handle, listen_comm) }
 }
 
 /// [`calls::connect`] with a context. By now NCCL has loaded a profiler, if any.
@@ -72,15 +75,15 @@ pub(super) unsafe fn connect(
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
 ) -> ncclResult_t {
-    if let Ok(process) = Process::get() {
-        process.handle_connect();
-    }
-    // SAFETY: by NCCL's contract.
-    match unsafe { Context::borrow(context) } {
-        // SAFETY: as the caller says.
-        Ok(context) => unsafe { calls::connect(version, comm_of(context), dev, handle, send_comm) },
-        Err(error) => guard("connect", || Err(error)),
-    }
+    let of = || {
+        if let Ok(process) = Process::get() {
+            process.handle_connect();
+        }
+        // SAFETY: by NCCL's contract.
+        unsafe { comm_of(context) }
+    };
+    // SAFETY: as the caller says.
+    unsafe { calls::connect(version, of, dev, handle, send_comm) }
 }
 
 /// Ends a communicator. Listeners and connections of its context may still be open.

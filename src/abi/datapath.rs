@@ -208,14 +208,16 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
     request: *mut c_void,
     answer: Answer,
 ) -> ncclResult_t {
-    // SAFETY: a request is an entry of its communicator's table and lives as long. Only requests of
-    // communicators of this type have these functions: `Handle::new_send` and `Handle::new_recv`
-    // get the matching one.
-    let request = unsafe { &*request.cast::<Entry<RequestOf<T>>>() };
-    // SAFETY: as above.
-    let comm = unsafe { comm_of::<T, _>(request) };
-    let done = move |lengths: &[u32]| answer.finish(lengths);
-    guard_steps("test", || Ok(both_ends::test(&comm.comm, request, done)))
+    guard_steps("test", || {
+        // SAFETY: a request is an entry of its communicator's table and lives as long. Only
+        // requests of communicators of this type have these functions: `Handle::new_send` and
+        // `Handle::new_recv` get the matching one.
+        let request = unsafe { &*request.cast::<Entry<RequestOf<T>>>() };
+        // SAFETY: as above.
+        let comm = unsafe { comm_of::<T, _>(request) };
+        let done = move |lengths: &[u32]| answer.finish(lengths);
+        Ok(both_ends::test(&comm.comm, request, done))
+    })
 }
 
 /// [`test()`] of a flush.
@@ -223,10 +225,12 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
 /// # Safety
 /// `request` is a flush of a live communicator.
 #[inline(never)]
-unsafe extern "C" fn test_flush(request: *mut c_void, answer: Answer) -> ncclResult_t {
-    // SAFETY: as in `test_message`.
-    let request = unsafe { &*request.cast::<Entry<()>>() };
-    // SAFETY: as in `test_message`.
-    let comm = unsafe { comm_of::<RecvComm, _>(request) };
-    guard_steps("test", || Ok(comm.comm.test_flush(request.id(), || answer.finish(&[]))))
+pub(super) unsafe extern "C" fn test_flush(request: *mut c_void, answer: Answer) -> ncclResult_t {
+    guard_steps("test", || {
+        // SAFETY: as in `test_message`.
+        let request = unsafe { &*request.cast::<Entry<()>>() };
+        // SAFETY: as in `test_message`.
+        let comm = unsafe { comm_of::<RecvComm, _>(request) };
+        Ok(comm.comm.test_flush(request.id(), || answer.finish(&[])))
+    })
 }

@@ -30,6 +30,11 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResul
 /// [`guard`] for a body that ends with the result of its last step.
 #[inline(always)]
 pub(super) fn guard_steps(call: &'static str, body: impl FnOnce() -> Result<Code>) -> ncclResult_t {
+    #[cfg(test)]
+    let body = || {
+        tests::panic_if_planned();
+        body()
+    };
     // State that a panic left inconsistent is never used again: the communicator's cell stays
     // entered, so that every later call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -42,7 +47,7 @@ pub(super) fn guard_steps(call: &'static str, body: impl FnOnce() -> Result<Code
 /// NCCL's result code of a call.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Code(ncclResult_t);
+pub(super) struct Code(pub(super) ncclResult_t);
 
 impl Outcome for Code {
     const SUCCESS: Self = Self(nccl::ncclSuccess);
@@ -102,8 +107,113 @@ fn pause_if_repeated() {
 
 #[cfg(test)]
 mod tests {
+    use super::super::output::Answer;
+    use super::super::table::Exported;
+    use super::super::{datapath, network_events, profiler, v8, v9, v10, v11, v12};
     use super::*;
+    use crate::net::data::recv::RecvComm;
+    use crate::net::data::send::SendComm;
+    use std::ffi::{c_int, c_void};
+    use std::ptr::null_mut;
     use std::time::Instant;
+
+    thread_local! {
+        /// How many bodies have panicked; `None`: they shall not.
+        static PLANNED: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn panic_if_planned() {
+        if let Some(panics) = PLANNED.get() {
+            PLANNED.set(Some(panics + 1));
+            panic!("on purpose");
+        }
+    }
+
+    /// Runs `call`, whose guarded body panics. Returns its code; `None` if it has no such body.
+    fn with_panic(call: impl FnOnce() -> ncclResult_t) -> Option<ncclResult_t> {
+        PLANNED.set(Some(0));
+        let code = call();
+        PLANNED.replace(None).filter(|panics| *panics > 0).map(|_| code)
+    }
+
+    /// A function of a table. None takes more arguments; in C, a call may pass more than it takes.
+    type Slot = unsafe extern "C" fn(
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+        usize,
+    ) -> ncclResult_t;
+
+    /// The functions of `table`, after the name. All of its fields are pointers.
+    fn slots<T>(table: &Exported<T>) -> impl Iterator<Item = (usize, Slot)> {
+        let first = std::ptr::from_ref(table).cast::<Option<Slot>>();
+        // SAFETY: the table consists of pointers, and a slot without a function is NULL.
+        let all = unsafe { std::slice::from_raw_parts(first, size_of::<T>() / size_of::<Slot>()) };
+        all.iter().copied().enumerate().skip(1).filter_map(|(i, slot)| Some((i, slot?)))
+    }
+
+    fn codes<T>(table: &Exported<T>) -> Vec<(usize, Option<ncclResult_t>)> {
+        // SAFETY: all pointers are NULL, and the body panics before it reads any.
+        let call = |slot: Slot| with_panic(|| unsafe { slot(0, 0, 0, 0, 0, 0, 0, 0) });
+        slots(table).map(|(i, slot)| (i, call(slot))).collect()
+    }
+
+    #[test]
+    fn a_panic_in_any_function_of_a_table_becomes_an_internal_error() {
+        let internal = Some(nccl::ncclInternalError);
+        for (version, codes, count) in [
+            (8, codes(&v8::ncclNetPlugin_v8), 16),
+            (9, codes(&v9::ncclNetPlugin_v9), 17),
+            (10, codes(&v10::ncclNetPlugin_v10), 17),
+            (11, codes(&v11::ncclNetPlugin_v11), 19),
+            (12, codes(&v12::ncclNetPlugin_v12), 19),
+        ] {
+            assert_eq!(codes.len(), count, "version {version}");
+            let others: Vec<_> = codes.iter().filter(|(_, code)| *code != internal).collect();
+            assert!(others.is_empty(), "version {version}: {others:?}");
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_function_of_the_profiler_stays_inside() {
+        for codes in [
+            codes(&profiler::ncclProfiler_v4),
+            codes(&profiler::ncclProfiler_v5),
+            codes(&profiler::ncclProfiler_v6),
+        ] {
+            // recordEventState does nothing.
+            let unguarded: Vec<_> = codes.iter().filter(|(_, code)| code.is_none()).collect();
+            assert_eq!((codes.len(), unguarded), (5, vec![&(4, None)]));
+        }
+    }
+
+    #[test]
+    fn a_panic_in_the_test_of_any_request_becomes_an_internal_error() {
+        type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
+        let tests: [Test; 4] = [
+            datapath::test_message::<SendComm>,
+            datapath::test_message::<RecvComm>,
+            datapath::test_flush,
+            network_events::test,
+        ];
+        let (mut done, mut size): (c_int, c_int) = (0, 0);
+        let answer = Answer { done: &raw mut done, sizes: &raw mut size };
+        for test in tests {
+            // SAFETY: the body panics before it reads the request.
+            let code = with_panic(|| unsafe { test(null_mut(), answer) });
+            assert_eq!(code, Some(nccl::ncclInternalError));
+        }
+    }
+
+    #[test]
+    fn a_panic_in_the_last_step_of_a_call_becomes_an_internal_error() {
+        let Code(code) = Code::of("isend", || panic!("on purpose"));
+        assert_eq!(code, nccl::ncclInternalError);
+    }
 
     #[test]
     fn a_call_that_is_repeated_without_end_takes_a_pause() {

@@ -10,6 +10,7 @@
 //! profiler follows events, a send or receive costs one read of [`LOOKS`].
 
 use super::datapath;
+use super::guard::{Code, guard_steps};
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
 use super::nccl::{ncclResult_t, ncclSuccess};
@@ -179,6 +180,21 @@ pub(super) unsafe fn isend(
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: as the caller says.
+    let profiled =
+        || unsafe { isend_profiled(send_comm, data, size, tag, mhandle, phandle, request) };
+    guard_steps("isend", || Ok(Code(profiled())))
+}
+
+unsafe fn isend_profiled(
+    send_comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    phandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: as the caller says.
     let comm = unsafe { SendHandle::find(send_comm) };
     if !phandle.is_null() {
         comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
@@ -204,6 +220,23 @@ pub(super) unsafe fn isend(
 #[inline(never)]
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn irecv(
+    recv_comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    phandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let profiled =
+        || unsafe { irecv_profiled(recv_comm, n, data, sizes, tags, mhandles, phandles, request) };
+    guard_steps("irecv", || Ok(Code(profiled())))
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe fn irecv_profiled(
     recv_comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
@@ -293,7 +326,12 @@ unsafe fn replace(request: *mut *mut c_void, heard: &HeardRequest) -> ncclResult
 ///
 /// # Safety
 /// `heard` is such a request, and its communicator is alive.
-unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
+pub(super) unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    guard_steps("test", || Ok(Code(unsafe { test_profiled(heard, answer) })))
+}
+
+unsafe fn test_profiled(heard: *mut c_void, answer: Answer) -> ncclResult_t {
     // SAFETY: as the caller says.
     let heard = unsafe { &*heard.cast::<HeardRequest>() };
     let Answer { done, sizes } = answer;

@@ -54,13 +54,10 @@ pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
 
 slots! {
     init(log_function: nccl::ncclDebugLogger_t, profiler: ProfilerCallback)
-        => {
-            network_events::handle_init(profiler);
-            calls::init(10, log_function)
-        };
+        => calls::init(10, log_function, profiler);
     connect(
         dev: c_int, config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
-    ) => calls::connect(10, NcclComm { id: None, class: CommConfig::class(config) }, dev, handle, send_comm);
+    ) => calls::connect(10, || Ok(NcclComm { id: None, class: CommConfig::class(config) }), dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         phandle: *mut c_void, request: *mut *mut c_void,

@@ -10,7 +10,7 @@ use super::layout::{
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
-use super::{context_calls, network_events, process, v8, v9, v10};
+use super::{context_calls, process, v8, v9, v10};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
@@ -66,10 +66,7 @@ slots! {
     init<VERSION>(
         context: *mut *mut c_void, id: u64, config: *const CommConfig, log_function: nccl::ncclDebugLogger_t,
         profiler: ProfilerCallback,
-    ) => {
-        network_events::handle_init(profiler);
-        context_calls::init(VERSION, context, id, config, log_function)
-    };
+    ) => context_calls::init(VERSION, context, id, config, log_function, profiler);
     get_properties(dev: c_int, props: *mut PropertiesV11) => calls::get_properties(11, dev, props, properties);
     listen<VERSION>(context: *mut c_void, dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)
         => context_calls::listen(VERSION, context, dev, handle, listen_comm);

@@ -9,6 +9,7 @@ use super::table::{Exported, slots};
 use super::{datapath, process};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
+use std::ptr::null;
 
 /// The symbol that NCCL looks up.
 #[unsafe(no_mangle)]
@@ -53,14 +54,14 @@ fn properties(of: Properties<'_>) -> ncclNetProperties_v8_t {
 }
 
 slots! {
-    init<VERSION>(log_function: nccl::ncclDebugLogger_t) => calls::init(VERSION, log_function);
+    init<VERSION>(log_function: nccl::ncclDebugLogger_t) => calls::init(VERSION, log_function, null());
     devices<VERSION>(count: *mut c_int) => calls::devices(VERSION, count);
     get_properties(dev: c_int, props: *mut ncclNetProperties_v8_t) => calls::get_properties(8, dev, props, properties);
     listen<VERSION>(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)
-        => calls::listen(VERSION, NcclComm::default(), dev, handle, listen_comm);
+        => calls::listen(VERSION, || Ok(NcclComm::default()), dev, handle, listen_comm);
     connect<VERSION>(
         dev: c_int, handle: *mut c_void, send_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t,
-    ) => calls::connect(VERSION, NcclComm::default(), dev, handle, send_comm);
+    ) => calls::connect(VERSION, || Ok(NcclComm::default()), dev, handle, send_comm);
     accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_void, _device: *mut *mut ncclNetDeviceHandle_v8_t)
         => calls::accept(listen_comm, recv_comm);
     reg_mr(comm: *mut c_void, data: *mut c_void, size: usize, kind: c_int, mhandle: *mut *mut c_void)

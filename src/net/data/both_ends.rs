@@ -103,7 +103,13 @@ impl<P: Path> ExclusiveCell<P> {
         call: &'static str,
         body: impl FnOnce(&mut P) -> Result<()>,
     ) -> O {
-        O::of(call, || self.enter(|path| body(path).map_err(|e| path.log_once(e))))
+        O::of(call, || self.report(body))
+    }
+
+    /// Runs the body of a call of NCCL's, which gets its error.
+    #[inline(always)]
+    pub(super) fn report(&self, body: impl FnOnce(&mut P) -> Result<()>) -> Result<()> {
+        self.enter(|path| body(path).map_err(|e| path.log_once(e)))
     }
 }
 

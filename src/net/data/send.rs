@@ -281,7 +281,10 @@ extern "C" fn isend_in_general<'m, O: Outcome>(
     memory: impl FnOnce() -> Result<&'m MrHandle>,
     begun: impl FnOnce(&Entry<SendRequest>) + Copy,
 ) -> O {
-    path.call("isend", |path| path.send(addr, length, tag, memory()?, begun))
+    O::of("isend", || {
+        let memory = memory()?;
+        path.report(|path| path.send(addr, length, tag, memory, begun))
+    })
 }
 
 impl Tested for SendComm {
