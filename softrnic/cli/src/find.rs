@@ -8,7 +8,10 @@ use std::process::ExitCode;
 use clap::Args;
 use ibverbs::control::{Error, Fate, Found, Network};
 
-use crate::env::variable;
+/// A variable of the environment that is not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
 
 /// The folder where fabrics are.
 pub(crate) fn folder() -> PathBuf {

@@ -4,6 +4,7 @@ mod change;
 mod env;
 mod faithful;
 mod find;
+mod library;
 mod provider;
 mod run;
 mod stat;

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use crate::env::{beside, this_program, variable};
+use crate::find::variable;
+use crate::library::{beside, this_program};
 
 /// The driver libraries whose queues softrnic can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
