@@ -24,7 +24,7 @@ pub(crate) fn address(handle: &Handle) -> Address {
 }
 
 /// Connects device `device` to `listener` by `handle`, which keeps what the plugin notes there, and
-/// accepts; before each attempt `between` does what else has to go on.
+/// accepts; `between` runs before each attempt.
 pub(crate) fn connect_pair(
     worker: &WorkerCtx,
     transport: &Transport,

@@ -1,4 +1,4 @@
-//! What softrnic tells of this process's fabric.
+//! What softrnic reports about this process's fabric.
 
 use serde_json::Value;
 use std::process::Command;

@@ -100,7 +100,7 @@ impl Job {
         Self { processes, peers, reports }
     }
 
-    /// Lets a rank that waits for it go on.
+    /// Lets a rank that waits for it continue.
     pub(crate) fn keep_queue_pairs(&mut self, rank: usize) {
         self.peers[rank].send(&0_u8);
     }

@@ -1,4 +1,4 @@
-//! What the reports say of NCCL's operations, of which these ranks tell the plugin's profiler.
+//! What the reports say about NCCL's operations, which these ranks report to the plugin's profiler.
 
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang;

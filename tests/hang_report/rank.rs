@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use testkit::Peer;
 use testkit::dist::dist;
 
-/// What a process is told of itself, in this variable.
+/// The variable that gives a process its rank and task.
 pub(crate) const VARIABLE: &str = "HANG_RANK";
 /// Receives that are posted ahead, and messages that are kept until they are sent on.
 const DEPTH: u32 = 4;
@@ -46,7 +46,7 @@ pub(crate) struct Rank {
     pub(crate) idle_us: u64,
     /// The version of the plugin's table.
     pub(crate) abi: u32,
-    /// NCCL tells a profiler that so many operations are begun, of which the last one goes on.
+    /// NCCL reports to a profiler that so many operations have begun; the last one still runs.
     pub(crate) begun: Option<u64>,
     /// A thread of its own passes the first message on.
     pub(crate) has_two_threads: bool,
@@ -115,7 +115,7 @@ fn transport_of(rank: Rank) -> Result<Transport> {
     }
 }
 
-/// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as
+/// Reports `begun` operations to the plugin's profiler as NCCL does. The last one runs as long as
 /// the communicator is there.
 fn begin(transport: &Transport, rank: Rank, begun: u64) -> Result<(Profiler, Vec<Event>)> {
     // The transport's communicator has this number.

@@ -24,8 +24,8 @@ fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
             while !said(&["WARN", "softrnic1: fatal device error", words]) {
                 deadline.idle()?;
             }
-            // Nobody receives: one that is not refused has to wait. The connections are told after
-            // the line is there.
+            // Nobody receives: one that is not refused has to wait. The connections are notified
+            // after the line is there.
             let refusal = loop {
                 match bench.link.send.send(&bench.out, 0, 64, 3) {
                     Ok(None) if refused => deadline.idle()?,

@@ -29,7 +29,7 @@ const SOON: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "1");
 const OFTEN: (&str, &str) = ("FERRITE_SAMPLE", "1");
 /// All lanes share one way, whose speed the software device keeps.
 const ONE_PATH: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MBS", "100")];
-/// Lanes have ways of their own, by chance, each of which is slow.
+/// Lanes take paths of their own, by chance, and each path is slow.
 const PATHS: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
 const TAKES: &str =
     "requests 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
@@ -99,7 +99,7 @@ fn numbers_of_queue_pairs() -> BTreeSet<u64> {
         .collect()
 }
 
-/// The sender goes on with one queue pair and with lanes in turn, and lanes are faster each time.
+/// The sender continues with one queue pair and with lanes in turn, and lanes are faster each time.
 #[test]
 fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages_and_keeps_them_if_they_are_faster()
 -> Result<()> {
@@ -195,7 +195,7 @@ fn small_messages_need_no_lanes() -> Result<()> {
     Ok(())
 }
 
-/// The sender asks, and the connection goes on with one queue pair.
+/// The sender asks, and the connection continues with one queue pair.
 #[test]
 fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
     pair(&require!(automatic(&[])), |worker| {
@@ -243,7 +243,7 @@ fn a_peer_with_queue_pairs_that_cuts_no_messages_is_not_asked_for_lanes() -> Res
     is_not_asked_for_lanes("NCCL_IB_QPS_PER_CONNECTION", "4")
 }
 
-/// The first attempt of a connection to have four queue pairs fails, and it goes on.
+/// The first attempt of a connection to have four queue pairs fails, and it continues.
 #[test]
 fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
     pair(&require!(automatic(&[])), |worker| {

@@ -275,7 +275,7 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
             for _ in DEATHS {
                 worker.exchange(&handle.0)?;
                 let mut accepted = None;
-                // The peer dies while this goes on; one that has committed before it died was a
+                // The peer dies meanwhile; one that has committed before it died was a
                 // peer.
                 for _ in 0..200 {
                     accepted = accepted.or(listener.accept()?);

@@ -1,5 +1,5 @@
 //! Connections that end while messages are on their way: peers that die or give up, memory that is
-//! gone. Both sides are told.
+//! gone. Both sides get an error.
 
 use crate::common::connect::connect;
 use crate::common::log::assert_logged;
@@ -64,8 +64,8 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
     })
 }
 
-/// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait
-/// for its device.
+/// NCCL aborts a communicator with messages on their way: the other side gets an error, and need
+/// not wait for its device.
 #[test]
 fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
     let setting = require!(setting());

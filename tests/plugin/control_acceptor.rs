@@ -1,5 +1,5 @@
-//! The control connections of a process and its port, without devices: who is let in, who is told
-//! what, and what is survived.
+//! The control connections of a process and its port, without devices: who is accepted, who gets
+//! which answer, and what is survived.
 
 use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::stream::{ControlStream, PeerStream};
@@ -145,7 +145,7 @@ fn a_port_goes_with_the_last_listener_and_connection() {
 #[test]
 fn a_port_ends_also_where_a_forked_child_has_it() {
     let process = Process::listening(&[[1; 16]]);
-    // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
+    // SAFETY: the child has only this one thread, and only waits to be killed.
     let child = unsafe { libc::fork() };
     if child == 0 {
         loop {
@@ -321,7 +321,7 @@ fn a_forked_child_leaves_its_parents_control_connections_alone() {
     near.send(Kind::Hello, hello([1; 16]));
     let far = process.fetch([1; 16]);
     is_kind(&far, Kind::Hello);
-    // SAFETY: the child goes on alone with this one thread, which holds no lock, and ends below.
+    // SAFETY: the child has only this one thread, which holds no lock, and ends below.
     let child = unsafe { libc::fork() };
     if child == 0 {
         near.send(Kind::Commit, Vec::new());

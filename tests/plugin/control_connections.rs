@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use testkit::crash::in_child_that_dies;
 use testkit::require;
 
-/// The TCP sockets and all files of this process but for sockets on this host, of which a
-/// connection that lasts for some seconds brings one.
+/// The TCP sockets and all files of this process except sockets on this host: a
+/// connection that lasts for some seconds opens one.
 fn files() -> (usize, usize) {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .expect("readable")

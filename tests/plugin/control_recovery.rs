@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::control_process::*;
 use testkit::wait_until;
 
-/// What it is told, as text.
+/// The events that it gets, as text.
 #[derive(Debug, Default)]
 struct Noting(Mutex<Vec<String>>);
 

@@ -26,8 +26,8 @@ use testkit::crash::in_child_that_dies;
 use testkit::relay::Relay;
 use testkit::require;
 
-/// A reset tells nothing of the peer: its process answers when it is dialled again, and all
-/// connections go on over the new line, of which both ends make use.
+/// A reset says nothing about the peer: its process answers when it is dialled again, and all
+/// connections resume over the new line, which both ends use.
 #[test]
 fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
     let setting = require!(talkative(&[]));
@@ -194,7 +194,7 @@ const WITH_RECOVERY: (&str, &str) = ("FERRITE_GIVE_UP", "2");
 type Play = fn(&mut WorkerCtx, &Transport) -> Result<()>;
 type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
-/// Rank 0 waits for two messages in one receive, of which one comes. That it comes shows that the
+/// Rank 0 waits for two messages in one receive, and one arrives. That shows that the
 /// clear-to-send has arrived: it is not what fails for want of an acknowledgement.
 #[test]
 fn a_receiver_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
@@ -311,7 +311,7 @@ fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Resul
             let Ok(transport) = plugin_transport() else { return };
             let Ok(link) = PeerConn::open(worker, &transport, 1) else { return };
             let mut byte = [0_u8];
-            // SAFETY: the child goes on alone with this one thread, calls nothing but the system,
+            // SAFETY: the child has only this one thread, makes only system calls,
             // and ends below.
             if unsafe { libc::fork() } == 0 {
                 // SAFETY: plain numbers; a valid byte. The read ends when rank 1 closes its end.

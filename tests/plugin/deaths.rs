@@ -113,7 +113,7 @@ fn the_death_of_a_peer_that_was_stopped_before_is_known_at_both_ends() -> Result
 }
 
 /// Both processes live, whatever ends their control connection, at both ends or at one: it is
-/// dialled again, and all connections go on over another one.
+/// dialled again, and all connections resume over another one.
 fn another_one_is_dialled(end: fn(&mut Relay)) -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |worker| {

@@ -186,13 +186,13 @@ fn messages_arrive_on_the_oldest_and_the_newest_generation_of_mlx5() -> Result<(
     ["mlx5-cx4", "mlx5-cx8"].into_iter().try_for_each(messages_arrive_on)
 }
 
-/// The speed of the first device that NCCL is told, in Gb/s.
+/// The speed of the first device as reported to NCCL, in Gb/s.
 fn told_gbps(setting: &Setting) -> Result<i32> {
     let [told, _] = pair(setting, |_| Ok(plugin_transport()?.properties(0)?.speed_mbps / 1000))?;
     Ok(told)
 }
 
-/// 200 Gb/s a lane are told by the newer attribute alone.
+/// Only the newer attribute reports 200 Gb/s per lane.
 #[test]
 fn a_connectx_8_has_another_speed_on_infiniband() -> Result<()> {
     let setting = require!(setting()).env("SOFTRNIC_DRIVER", "mlx5-cx8");
@@ -386,8 +386,8 @@ fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Res
     })
 }
 
-/// The device names the completion queue that has failed: the connections of others go on. That its
-/// own one may recover is shown by tests/recovery.
+/// The device names the completion queue that has failed: the connections of others continue. That
+/// its own one may recover is shown by tests/recovery.
 #[test]
 fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
     both(talkative(&[("FERRITE_FAILOVER", "0")]), |worker| {

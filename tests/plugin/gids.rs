@@ -109,7 +109,7 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
     })
 }
 
-/// Rank 0 is told to use another network, in which rank 1 has an address too or not. What both ends
+/// Rank 0 is set to use another network, in which rank 1 has an address too or not. What both ends
 /// use: GID and peer's GID.
 fn towards_another_network(
     rank_1_is_there: bool,

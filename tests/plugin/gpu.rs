@@ -176,7 +176,7 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
         let link = PeerConn::open(worker, &transport, worker.rank())?;
         let (from, out) = driver.allocate();
         let (into, came) = driver.allocate();
-        // SAFETY: as many bytes, of which nobody else knows yet.
+        // SAFETY: as many bytes, which nobody else uses yet.
         unsafe { out.copy_from_nonoverlapping(pattern(worker.rank(), BYTES).as_ptr(), BYTES) };
         // SAFETY: a descriptor of no meaning: the software device goes by the address.
         let fd = by_dmabuf.then(|| unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) });

@@ -204,7 +204,7 @@ fn the_events_of_requests_that_fail_end() -> Result<()> {
     })
 }
 
-/// With this setting nothing is told.
+/// With this setting no event is reported.
 fn nothing_is_told(env: &[(&str, &str)]) -> Result<()> {
     let setting = require!(talkative(env));
     alone(&setting, |_| {

@@ -104,7 +104,7 @@ fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Resu
     })
 }
 
-/// Both ends are set so. Only rank 0 has addresses in both networks, of which it would rather use
+/// Both ends are set so. Only rank 0 has addresses in both networks, and by default it would use
 /// the first.
 #[test]
 fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {

@@ -58,7 +58,7 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
     }
 }
 
-/// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What
+/// Accepts all of them in turn, at least until the scanner has tried every port. What
 /// each brings shows whose it is.
 fn accept_all(
     worker: &WorkerCtx,

@@ -313,7 +313,7 @@ each_errno_has_a_likely_cause! {
     the_likely_cause_of_etimedout_is_the_network: "ETIMEDOUT", "both ports in one network",
 }
 
-/// What was told of a port at the start is told in its errors.
+/// What the log said about a port at the start is in its errors.
 #[test]
 fn an_error_of_a_port_with_a_link_local_address_says_so() -> Result<()> {
     alone(&require!(talkative(&[])), |worker| {

@@ -73,7 +73,7 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
             if send.is_some() || recv.is_some() {
                 continue;
             }
-            // The listener alone goes on: the connecting end is given up meanwhile, and begins anew
+            // Only the listener runs: the connecting end is given up meanwhile, and begins anew
             // when it is asked for.
             let start = Instant::now();
             while start.elapsed() < LONG {

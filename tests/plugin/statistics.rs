@@ -213,7 +213,7 @@ fn the_file_of_a_process_that_is_killed_stays_with_what_was_outstanding() -> Res
     Ok(())
 }
 
-/// A job goes on where there can be no file.
+/// A job runs where no file can be created.
 fn goes_on_without_a_file(folder: &str, why: &'static str) -> Result<()> {
     both(talkative(&[("FERRITE_STATS_DIR", folder)]), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
@@ -247,7 +247,7 @@ fn in_file_system_of(size: &str) -> Result<()> {
     let mount = |arguments: &[&str]| {
         std::process::Command::new(arguments[0]).args(&arguments[1..]).output()
     };
-    // A worker is told the folder of the process that has started it, and does not come back from
+    // A worker gets the folder of the process that has started it, and does not come back from
     // the next function.
     if !is_worker() {
         let mounted =

@@ -204,7 +204,7 @@ fn six_clear_to_sends_are_one_write() -> Result<()> {
     })
 }
 
-/// Each rail takes as many of these writes as its queue has room for, and goes on when they are
+/// Each rail takes as many of these writes as its queue has room for, and more when they are
 /// complete.
 fn clear_to_sends_go_over_rails_in_turn(
     rails: usize,
@@ -427,7 +427,7 @@ fn counters_and_rings_wrap() -> Result<()> {
                 ended += 1;
                 deadline.progress();
                 if ended.is_multiple_of(10_000) {
-                    // So that the parent of a slow machine knows that this process goes on.
+                    // On a slow machine, shows the parent that this process still runs.
                     worker.begin(format!("moving messages from {ended} on"))?;
                 }
             }

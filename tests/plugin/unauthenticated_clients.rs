@@ -46,8 +46,8 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
             clients.push(client);
             accept_nobody(&mut listener, 3)?;
         }
-        // Those who said something wrong are told so or cut off; those who said nothing or half are
-        // still waited for.
+        // Clients that sent something wrong got an error or were cut off; those that sent nothing
+        // or half are still waited for.
         accept_nobody(&mut listener, 50)?;
         let mut answers = Vec::new();
         for client in &mut clients {

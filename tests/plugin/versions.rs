@@ -190,7 +190,7 @@ fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
     })
 }
 
-/// NCCL 2.24 to 2.26 cannot go on after a refusal: there is a new device for each port.
+/// NCCL 2.24 to 2.26 cannot continue after a refusal: there is a new device for each port.
 #[test]
 fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() -> Result<()> {
     let setting =

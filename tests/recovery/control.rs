@@ -26,7 +26,7 @@ struct State {
     /// All connections are reset when it has passed on so many pieces.
     reset_at: Option<usize>,
     resets: usize,
-    /// Nothing is passed on, and nobody is told.
+    /// Nothing is forwarded, and neither side gets an error.
     is_silent: bool,
 }
 
@@ -170,8 +170,8 @@ fn messages_that_are_sent_before_the_peer_is_reported_of_a_recovery_are_taken_in
 const GIVE_UP: Duration = Duration::from_secs(2);
 
 /// `begin` gives rank 0's sender a reason to replace queue pairs that work, while nothing that ends
-/// say to each other comes through: it asks, and messages go on over those in use for longer than
-/// any end tries to recover. When all comes through again, the change follows.
+/// say to each other comes through: it asks, and messages continue over those in use for longer
+/// than any end tries to recover. When all comes through again, the change follows.
 fn what_works_is_kept_until_the_peer_answers(
     fabric: Fabric,
     env: &[(&str, &str)],

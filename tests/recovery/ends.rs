@@ -17,7 +17,7 @@ fn is_remote(error: &Error) -> bool {
     matches!(error, Error::Call { code: abi::ncclRemoteError, .. })
 }
 
-/// Messages until rank 1, a child of its, is killed after `time`; rank 0 is told.
+/// Messages until rank 1, a child process, is killed after `time`; rank 0 gets an error.
 fn a_peer_dies(rules: &str, time: Duration) -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         if worker.rank() == 1 {

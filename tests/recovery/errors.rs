@@ -52,7 +52,7 @@ all_arrives_on_each_fabric!(
     300
 );
 
-/// Nothing but the refusal tells of what was not posted.
+/// Only the refusal shows what was not posted.
 #[test]
 fn a_refused_work_request_is_known_by_its_refusal() -> Result<()> {
     let rules = "post-send=EIO message=60.. every=97 times=5";

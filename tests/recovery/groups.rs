@@ -1,4 +1,4 @@
-//! Receives of several messages, of which some have arrived when a port falls.
+//! Receives of several messages, some of which have arrived when a port fails.
 
 use crate::common::plugin_transport;
 use crate::common::{are_all, pattern};

@@ -1,5 +1,5 @@
-//! Connections that go on after a fault: two processes over the software device, messages both ways
-//! while rules of `softrnic/docs/faults.md` are in force, every byte of every message checked.
+//! Connections that resume after a fault: two processes over the software device, messages both
+//! ways while rules of `softrnic/docs/faults.md` are in force, every byte of every message checked.
 
 #[path = "../common/mod.rs"]
 mod common;

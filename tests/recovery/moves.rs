@@ -148,7 +148,7 @@ fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_move() -> Res
     all_arrives_although_control_connections_are_reset(1..8)
 }
 
-/// Rank 0, a child of its, dies with the first message on a new queue pair; rank 1 is told.
+/// Rank 0, a child process, dies with the first message on a new queue pair; rank 1 gets an error.
 #[test]
 fn the_death_of_a_peer_while_a_lane_is_moved_is_reported() -> Result<()> {
     run(Fabric::Lanes, &ENV, |worker| {

@@ -11,7 +11,7 @@ const LOWERED: [&str; 3] =
     ["packets of 2048 bytes from", "check the MTU", "now uses packets of up to 1024 bytes"];
 
 /// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so,
-/// and goes on with smaller ones. There is no fault after that.
+/// and continues with smaller ones. There is no fault after that.
 fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
     smaller_packets_are_taken_with(&[], fabric, rule, rank)
 }
@@ -85,7 +85,7 @@ fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> 
             ],
         )?;
         assert!(!said(&["could not be recovered", "The peer has not answered"]), "{}", log());
-        // The fault is told once and then ever more seldom, though each attempt finds it.
+        // The fault is logged once and then ever more seldom, though each attempt finds it.
         assert!(
             log().lines().filter(|line| line.contains(" is recovering: ")).count() < 6,
             "{}",

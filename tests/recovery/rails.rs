@@ -49,7 +49,7 @@ fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<
 }
 
 /// The peer's address on rail 1 cannot be resolved when the rail is to be taken in again, five
-/// times: traffic over rail 0 goes on, and rail 1 carries its part in the end.
+/// times: traffic over rail 0 continues, and rail 1 carries its part in the end.
 #[test]
 fn a_rail_on_which_connecting_fails_for_some_time_is_taken_in_later() -> Result<()> {
     let rules = "modify-qp=ETIMEDOUT device=softrnic1 message=3.. times=5";

@@ -1,5 +1,5 @@
-//! Devices that fail and come back: they are opened again, and the connections go on over them with
-//! the memory that NCCL has registered.
+//! Devices that fail and come back: they are opened again, and the connections resume over them
+//! with the memory that NCCL has registered.
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
@@ -44,7 +44,7 @@ all_arrives_on_each_fabric!(
     600
 );
 
-/// The other rail could go on at once, but the device still writes what comes late over the queue
+/// The other rail could resume at once, but the device still writes what comes late over the queue
 /// pairs that it does not give up.
 #[test]
 fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_commands()
@@ -102,7 +102,7 @@ fn nothing_is_left_of_devices_that_have_failed() -> Result<()> {
     })
 }
 
-/// Rank 0 loses rail 1, or rank 1 does: the connection goes on over rail 0, and rail 1 carries its
+/// Rank 0 loses rail 1, or rank 1 does: the connection resumes over rail 0, and rail 1 carries its
 /// part again when the device is back.
 fn a_device_of_rail_1_returns(device: &str) -> Result<()> {
     run(Fabric::TwoRails, &[], |worker| {
@@ -186,7 +186,7 @@ fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() ->
 }
 
 /// A device that completes nothing any more is not waited for for ever, and a connection that
-/// begins on it is told of the loss though it sees no time go by without success.
+/// begins on it gets the loss reported, though it sees no time go by without success.
 #[test]
 fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     let rules = "device-fatal=300ms device=softrnic1 message=60 times=1";
@@ -199,7 +199,7 @@ fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     })
 }
 
-/// Other connections of the same device go on as well, one over which nothing is sent meanwhile
+/// Other connections of the same device resume as well, one over which nothing is sent meanwhile
 /// too; and new ones can be made.
 #[test]
 fn all_connections_of_a_device_resume_and_new_ones_can_be_made() -> Result<()> {
@@ -256,7 +256,7 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
         // device, or silence, whatever is seen first.
         let faults = ["softrnic0: ", "(softrnic0, ", "has been acknowledged for"];
         assert!(worker.rank() == 0 || faults.iter().any(|fault| said(&[END, fault])), "{}", log());
-        // Unless the peer gives up first, whose words are told then.
+        // Unless the peer gives up first: then its words are reported.
         let words = [
             "softrnic0 was lost by a fatal error",
             "and is not back",
@@ -284,8 +284,8 @@ fn a_device_that_fails_ends_the_connection_at_once_if_failover_is_switched_off()
     })
 }
 
-/// The receiver's device acknowledges what it has not written, and fails: the sender may have told
-/// NCCL that it is sent.
+/// The receiver's device acknowledges what it has not written, and fails: the sender may have
+/// reported to NCCL that it is sent.
 #[test]
 fn what_a_device_has_acknowledged_and_not_written_ends_the_connection_at_both_ends() -> Result<()> {
     let rules = "forget peer=softrnic1 opcode=write-imm message=40..60; \

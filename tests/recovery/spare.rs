@@ -1,4 +1,4 @@
-//! Connections of one port that go on over a port of another card while their own cannot be used.
+//! Connections of one port that resume over a port of another card while their own is unusable.
 
 use crate::common::log::{log, said};
 use crate::common::process::pair;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use testkit::require;
 use testkit::wait::wait_until;
 
-/// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0
+/// Runs `body` in two processes that each have two cards with a port. The connection of rank 0
 /// is set up over softrnic0, and softrnic2 is its spare; that of rank 1 over softrnic3, and its
 /// spare is softrnic1.
 pub(crate) fn run(
@@ -183,7 +183,7 @@ fn all_arrives_over_a_third_card_if_a_borrowed_port_falls_too() -> Result<()> {
     })
 }
 
-/// Takes the own port of rank 0 down, and exchanges messages until the connection goes on over the
+/// Takes the own port of rank 0 down, and exchanges messages until the connection resumes over the
 /// other.
 fn until_borrowed(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<()> {
     worker.barrier()?;

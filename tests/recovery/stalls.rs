@@ -64,7 +64,7 @@ fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
     a_late_sender_is_waited_for(Fabric::TwoRails)
 }
 
-/// More receives than the send queue has room for writes of their clear-to-sends, of which none is
+/// More receives than the send queue has room for writes of their clear-to-sends. None of these is
 /// complete until the device sends the first one again. Where they are tested without success for
 /// long enough until then, a probe finds room beside them.
 #[test]

@@ -98,7 +98,7 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
 /// Each connection compares four queue pairs with one after a MiB, and all arrives before,
 /// meanwhile and after.
 pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
-    // A sender looks when a message is timed, and after 256 tests without success, of which there
+    // A sender looks when a message is timed, and after 256 tests without success. There
     // are few: this device sends within the call.
     let setting = case.setting().env("FERRITE_LANES", "auto").env("FERRITE_LANES_AFTER_MB", "1");
     let setting = setting.env("FERRITE_SAMPLE", "8");
@@ -168,7 +168,7 @@ pub(crate) fn packets_sent(device: &str) -> u64 {
     counter.trim().parse().expect("a number")
 }
 
-/// All of them open at once, each of which carries something, and every tenth once more at the end.
+/// All of them are open at once. Each carries a message, and every tenth another one at the end.
 pub(crate) fn two_hundred_connections(case: &Case) -> Result<()> {
     pair(&case.setting(), |worker| {
         let transport = case.transport()?;

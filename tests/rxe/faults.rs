@@ -52,7 +52,7 @@ struct End {
 }
 
 impl End {
-    /// NCCL is told that the peer is the reason, and people what has happened.
+    /// NCCL gets the code of a failed peer, and the log says what has happened.
     fn is_reported(&self, words: &[&str]) {
         assert_eq!(self.code, Some(abi::ncclRemoteError), "{self:#?}");
         let line = self
@@ -112,8 +112,8 @@ fn impatient(case: &Case) -> Setting {
         .env("FERRITE_FAILOVER", "0")
 }
 
-/// Rank 0 sends checked messages to rank 1. After some of them the shell `command` is begun, which
-/// does not have to end before they go on. All of them arrive.
+/// Rank 0 sends checked messages to rank 1. After some of them the shell `command` starts, which
+/// need not end before they continue. All of them arrive.
 fn outlasts(case: &Case, command: &str) -> Result<()> {
     pair(&case.setting(), |worker| {
         let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
@@ -146,7 +146,7 @@ fn outlasts(case: &Case, command: &str) -> Result<()> {
     Ok(())
 }
 
-/// A link goes down in mid-run and comes back: the connection goes on by itself.
+/// A link goes down in mid-run and comes back: the connection resumes by itself.
 pub(crate) fn link_flap(case: &Case) -> Result<()> {
     let network = network_command("ways");
     outlasts(case, &format!("ip link set veth0 down; sleep 0.5; ip link set veth0 up; {network}"))
@@ -218,7 +218,7 @@ fn given_up(case: &Case, status: u32, [sender, receiver]: &[End; 2]) {
     receiver.is_reported(&["rxe1", "status "]);
 }
 
-/// Waits for these words: events of a device are told by a thread of their own.
+/// Waits for these words: a thread of its own reports the events of a device.
 fn is_logged(words: &str) {
     wait_until(format!("{words:?} in the log"), || log().contains(words));
 }
@@ -284,7 +284,7 @@ fn killed(case: &Case, has_worker: bool) -> Result<()> {
                 return;
             };
             let mut byte = [0_u8];
-            // SAFETY: the child goes on alone with this one thread, calls nothing but the system,
+            // SAFETY: the child has only this one thread, makes only system calls,
             // and ends below.
             if has_worker && unsafe { libc::fork() } == 0 {
                 // SAFETY: plain numbers; a valid byte. The read ends when rank 1 closes its end.

@@ -79,7 +79,8 @@ pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Registrations beyond the limit are refused with the limit and what to do; what there is goes on.
+/// Registrations beyond the limit are refused with the limit and what to do; existing ones still
+/// work.
 pub(crate) fn locked_memory_is_limited(case: &Case) -> Result<()> {
     const LIMIT: u64 = 1 << 20;
     pair(&case.setting(), |worker| {

@@ -318,7 +318,7 @@ mod tests {
             let mut assembler = Assembler::default();
             assembler.handle_bytes(&bytes);
             let found = assembler.poll_frame();
-            // A greater length is that of a frame of which more has to come.
+            // A greater length is that of a frame that has not arrived whole.
             assert!(found.is_err() || at == 12 && found == Ok(None), "byte {at}: {found:?}");
         }
     }

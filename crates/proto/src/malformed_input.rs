@@ -102,7 +102,7 @@ proptest! {
         }
     }
 
-    /// Messages 1 to `sent` were sent, of which the first `ended` are reported to NCCL; `read`
+    /// Messages 1 to `sent` were sent, and the first `ended` of them are reported to NCCL; `read`
     /// clear-to-sends have been read.
     #[test]
     fn no_missing_list_makes_a_sender_send_more_than_it_was_given_or_what_it_has_given_up(

@@ -606,7 +606,7 @@ enum LengthState {
 }
 
 impl Arrival {
-    /// Begins a message, of which nothing has arrived yet.
+    /// Begins a message; nothing of it has arrived yet.
     #[inline]
     fn new(request: RequestId, index: u8, posted: u32) -> Self {
         let (stage, known) = (Stage::Untouched, LengthState::Unknown);
@@ -980,7 +980,7 @@ mod tests {
             Post(u32),
             /// Clear-to-sends that are due are sent.
             Send,
-            /// The oldest message arrives, and NCCL is told of it.
+            /// The oldest message arrives, and NCCL gets its result.
             Arrive,
         }
 
@@ -1070,7 +1070,7 @@ mod tests {
                     let taken = fast.handle_immediate(qp, imm).is_ok();
                     let is_sent = general.window.is_sent(imm.slot().index());
                     prop_assert_eq!(taken, is_sent && general.handle_part(qp, imm).is_ok());
-                    // The connection cannot go on.
+                    // The connection cannot continue.
                     if !taken {
                         return Ok(());
                     }
@@ -1322,7 +1322,7 @@ mod tests {
             while flow.more_receives(RING_SLOTS).is_some() {
                 flow.handle_more_receives();
             }
-            // 200 that have arrived, so that the others go on over the end of the ring.
+            // 200 that have arrived, so that the others cross the end of the ring.
             for seq in 6..=205 {
                 post(&mut flow, seq, 1);
                 announce(&mut flow);

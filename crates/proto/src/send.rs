@@ -1231,8 +1231,8 @@ mod tests {
             Write { tag: u32, length: u32 },
             /// `isend`.
             Send { tag: u32, length: u32 },
-            /// The stripe of some message that is outstanding completes, and NCCL is told of the
-            /// message.
+            /// The stripe of some message that is outstanding completes, and NCCL gets the result
+            /// of the message.
             Complete(prop::sample::Index),
         }
 
@@ -1292,7 +1292,7 @@ mod tests {
                     if number % 32 == 0 {
                         prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
                     }
-                    // After a clear-to-send that is not valid nothing goes on.
+                    // After a clear-to-send that is not valid the connection has failed.
                     if answers.contains(&None) {
                         break;
                     }

@@ -17,7 +17,7 @@ pub struct Documented {
 }
 
 /// Every command of `program` with at least one argument, on every page but those of results and
-/// the changelog, which tells of versions that have been. The program may stand behind a launcher,
+/// the changelog, which describes past versions. The program may stand behind a launcher,
 /// behind another program's `--`, or in quotes.
 ///
 /// # Panics

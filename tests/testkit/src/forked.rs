@@ -1,5 +1,4 @@
-//! A child that this process forks: it goes on with what the process has, in the calling thread
-//! alone.
+//! A child that this process forks: it has all that the process has, and only the calling thread.
 //!
 //! A lock that another thread held at the fork stays locked in the child for good. One such lock is
 //! the standard library's, which a thread holds while it prints the message of a panic: where tests
@@ -37,7 +36,7 @@ impl ForkedChild {
             is_only_test(),
             "a test forks in a process of its own: call this within testkit::alone or testkit::pair"
         );
-        // SAFETY: the child goes on alone with this one thread; what it uses was made before or is
+        // SAFETY: the child has only this one thread; what it uses was made before or is
         // made by itself.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", io::Error::last_os_error());

@@ -45,7 +45,7 @@ pub fn is_supported() -> Result<(), Missing> {
     arm().map_err(|error| Missing(format!("syscall user dispatch: {error}")))
 }
 
-/// Does `work`, of which nothing may depend on time. Its first system call is not made.
+/// Does `work`, which must not depend on time. Its first system call is not made.
 ///
 /// # Errors
 /// As [`is_supported`].
@@ -127,7 +127,7 @@ pub fn count_one() {
     }
 }
 
-/// Defines the C library's allocation functions in the program that this stands in, each of which
+/// Defines the C library's allocation functions in the program that uses this macro. Each
 /// counts and then calls the C library's own.
 #[macro_export]
 macro_rules! count_allocations {

@@ -91,7 +91,7 @@ impl Softrnic {
         all
     }
 
-    /// Runs `body` in a process of its own on the fabric, of which nothing may be left.
+    /// Runs `body` in a process of its own on the fabric, which must leave nothing behind.
     ///
     /// # Panics
     /// If it does not end well, or leaves something.
@@ -101,8 +101,8 @@ impl Softrnic {
         self.assert_clean();
     }
 
-    /// Runs `body` in two processes on the fabric, of which nothing may be left. They have a socket
-    /// between them.
+    /// Runs `body` in two processes on the fabric, which must leave nothing behind. They have a
+    /// socket between them.
     ///
     /// # Panics
     /// If one does not end well, or they leave something.

@@ -205,7 +205,7 @@ fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
     }
 }
 
-/// Whether a peer that has been told how things stand is told again, after `change`, when nothing
+/// Whether a peer that has had an answer gets another one, after `change`, when nothing
 /// else has happened.
 fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
     let mut inquiry = Inquiry::new(who(None));

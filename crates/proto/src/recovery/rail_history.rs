@@ -44,7 +44,7 @@ pub(super) struct RailHistory {
 }
 
 impl RailHistory {
-    /// A connection that runs on `rails`, none of which has fallen.
+    /// A connection that runs on `rails`; none of them has failed.
     pub(super) fn new(rails: RailMask) -> Self {
         let (falls, failures, wait) =
             ([[None; FALLS]; MAX_RAILS], [0; MAX_RAILS], [Time::ZERO; MAX_RAILS]);

@@ -1,4 +1,4 @@
-//! The two ends of one connection as NCCL's threads go on with them: what the plugin's `net` does,
+//! The two ends of one connection as NCCL's threads use them: what the plugin's `net` does,
 //! without queue pairs.
 
 use super::frame_order::FrameOrder;

@@ -1,4 +1,4 @@
-//! Signs of life of a peer's device, and how soon its death is told.
+//! Signs of life of a peer's device, and how soon its death is reported.
 
 use super::app::Pair;
 use super::network::Network;

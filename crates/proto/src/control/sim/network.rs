@@ -15,7 +15,7 @@ pub(super) struct Side {
     pub(super) incoming: VecDeque<u8>,
     /// Whether the other end has closed: the end comes after the bytes.
     pub(super) is_finished: bool,
-    /// When it is told that the connection is lost.
+    /// When it gets the loss of the connection reported.
     pub(super) lost_at: Option<Time>,
     /// Whether that comes as a close: something between the two has closed the connection.
     pub(super) is_closed_between: bool,

@@ -43,8 +43,8 @@ fn a_reply_to_a_hello_that_was_given_up_is_not_taken_for_the_next_ones() {
     assert!(matches!(two.near.poll_received(next), Received::Frame(frame) if frame.body == b"new"));
 }
 
-/// The commit has been read, or is lost with the connection: that the peer goes on says that it has
-/// committed.
+/// The commit has been read, or is lost with the connection: that the peer continues shows that it
+/// has committed.
 #[test]
 fn a_connection_that_is_lost_between_commit_and_accept_resumes() {
     for commit_arrives in [true, false] {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A connection that is lost, and the one that is dialled then. What both ends have is told
+/// A connection that is lost, and the one that is dialled then. What both ends have is reported
 /// already.
 fn dialled_again() -> (Two, StreamId, ConnId) {
     let mut two = Two::new(&[TOKEN]);

@@ -89,7 +89,7 @@ fn after_frames_are_lost_in_any_state_the_connection_runs_again_without_waiting_
         for slow in [false, true] {
             let lose = |pair: &mut Pair| {
                 pair.lose();
-                // Both go on as far as they come without the other.
+                // Both continue as far as they can without the other.
                 pair.settle();
                 pair.back();
             };
@@ -190,7 +190,7 @@ fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_contro
     assert_eq!(pair.ends[1].machine.poll_action(), None);
 }
 
-/// The caller that is told nothing more asks no more.
+/// A caller that gets no more events makes no more calls.
 #[test]
 fn that_the_connection_runs_again_is_reported_if_the_frame_that_was_to_be_said_again_is_none_by_then()
  {
@@ -339,7 +339,7 @@ fn the_receiver_fences_after_the_sender_however_long_that_takes() {
     }
 }
 
-/// Its device may go on to acknowledge what it never hears of.
+/// Its device may still acknowledge what it never gets to know.
 #[test]
 fn a_receiver_that_does_not_hear_what_arrives_fences_at_once() {
     let mut pair = Pair::new(1);

@@ -200,7 +200,7 @@ fn an_end_that_has_failed_does_not_resume_with_the_queue_pairs_that_it_asked_for
     assert_eq!((machine.state_name(), actions(&mut machine)), ("Failed", Vec::new()));
 }
 
-/// A rail that comes back while the connection runs is told, and nothing else.
+/// A rail that comes back while the connection runs is reported, and nothing else.
 #[test]
 fn a_running_end_tells_the_rails_that_it_can_use_in_one_frame() {
     let mut pair = Pair::new(2);
