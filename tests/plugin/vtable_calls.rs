@@ -146,86 +146,46 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
         let mut request = std::ptr::dangling_mut();
         let inside: *mut c_void = bench.out.memory().address(0, 1)?.cast();
         let handle = bench.out.raw();
-        let invalid = abi::ncclInvalidArgument;
+        let is_refused = |code, what: &str| assert_eq!(code, abi::ncclInvalidArgument, "{what}");
+        let null = std::ptr::null_mut();
         // SAFETY: live objects or NULL; refused before any memory is touched.
         unsafe {
-            assert_eq!(
-                isend(send, inside, -1, 0, handle, &raw mut request),
-                invalid,
-                "a negative size"
-            );
-            assert_eq!(
-                isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request),
-                invalid,
-                "more than 1 GiB"
-            );
-            assert_eq!(
-                isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request),
-                invalid,
-                "no memory handle"
-            );
-            assert_eq!(
-                isend(send, inside, 1 << 20, 0, handle, &raw mut request),
-                invalid,
-                "past the registration"
-            );
-            assert_eq!(
-                isend(recv, inside, 8, 0, handle, &raw mut request),
-                invalid,
-                "the wrong communicator"
-            );
-            assert_eq!(
-                isend(std::ptr::null_mut(), inside, 8, 0, handle, &raw mut request),
-                invalid,
-                "none"
-            );
+            for (comm, size, handle, what) in [
+                (send, -1, handle, "a negative size"),
+                (send, (1 << 30) + 1, handle, "more than 1 GiB"),
+                (send, 8, null, "no memory handle"),
+                (send, 1 << 20, handle, "past the registration"),
+                (recv, 8, handle, "the wrong communicator"),
+                (null, 8, handle, "no communicator"),
+            ] {
+                is_refused(isend(comm, inside, size, 0, handle, &raw mut request), what);
+            }
             let (mut data, mut sizes, mut tags, mut handles) =
                 ([inside; 9], [8; 9], [0; 9], [handle; 9]);
+            let (data, handles) = (data.as_mut_ptr(), handles.as_mut_ptr());
+            let (sizes, tags) = (sizes.as_mut_ptr(), tags.as_mut_ptr());
             for n in [-1, 0, 9] {
-                let code = irecv(
-                    recv,
-                    n,
-                    data.as_mut_ptr(),
-                    sizes.as_mut_ptr(),
-                    tags.as_mut_ptr(),
-                    handles.as_mut_ptr(),
-                    &raw mut request,
-                );
-                assert_eq!(code, invalid, "{n} messages");
+                let code = irecv(recv, n, data, sizes, tags, handles, &raw mut request);
+                is_refused(code, &format!("{n} messages"));
             }
             let mut done = 7;
-            assert_eq!(
-                vtable.test.expect("a slot")(
-                    std::ptr::null_mut(),
-                    &raw mut done,
-                    std::ptr::null_mut()
-                ),
-                invalid
+            is_refused(
+                vtable.test.expect("a slot")(null, &raw mut done, null.cast()),
+                "no request",
             );
             assert_eq!(done, 0);
-            let mut handle = std::ptr::null_mut();
+            let mut handle = null;
             let register = vtable.regMr.expect("a slot");
-            assert_eq!(
-                register(send, inside, 0, 1, &raw mut handle),
-                invalid,
-                "nothing to register"
-            );
-            assert_eq!(
-                register(send, inside, 8, 4, &raw mut handle),
-                invalid,
-                "a type that is none"
-            );
+            is_refused(register(send, inside, 0, 1, &raw mut handle), "nothing to register");
+            is_refused(register(send, inside, 8, 4, &raw mut handle), "a type that is none");
+            // NULL after a failed set-up.
             let ok = abi::ncclSuccess;
-            assert_eq!(
-                vtable.deregMr.expect("a slot")(send, std::ptr::null_mut()),
-                ok,
-                "NULL after a failed set-up"
-            );
-            assert_eq!(vtable.closeSend.expect("a slot")(std::ptr::null_mut()), ok);
-            assert_eq!(vtable.closeRecv.expect("a slot")(std::ptr::null_mut()), ok);
-            assert_eq!(vtable.closeListen.expect("a slot")(std::ptr::null_mut()), ok);
+            assert_eq!(vtable.deregMr.expect("a slot")(send, null), ok);
+            for close in [vtable.closeSend, vtable.closeRecv, vtable.closeListen] {
+                assert_eq!(close.expect("a slot")(null), ok);
+            }
             let mut props = std::mem::zeroed();
-            assert_eq!(vtable.getProperties.expect("a slot")(99, &raw mut props), invalid);
+            is_refused(vtable.getProperties.expect("a slot")(99, &raw mut props), "no device");
         }
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)

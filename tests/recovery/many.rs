@@ -6,12 +6,28 @@ use crate::common::setting::talkative;
 use crate::fabric::{end, inject_only};
 use crate::stream::{Shape, Stream};
 use lab::error::Result;
-use lab::pair::PeerConn;
+use lab::pair::{PeerConn, WorkerCtx};
 use std::time::Instant;
 use testkit::require;
 
 /// Of a process, each way.
 const CONNECTIONS: usize = 64;
+
+/// So many connections.
+fn open(worker: &mut WorkerCtx, count: usize) -> Result<Vec<Stream>> {
+    let transport = plugin_transport()?;
+    let device = worker.rank();
+    let shape = Shape { depth: 2, bytes: 4096 };
+    let stream =
+        |_| Stream::over(PeerConn::open(worker, &transport, device)?, transport.clone(), shape);
+    (0..count).map(stream).collect()
+}
+
+fn close(worker: &mut WorkerCtx, mut streams: Vec<Stream>) -> Result<()> {
+    let first = streams.pop().expect("a stream");
+    streams.into_iter().try_for_each(Stream::close)?;
+    end(worker, first)
+}
 
 /// It prints how long that takes; nothing is asked of it.
 #[test]
@@ -19,17 +35,7 @@ fn all_connections_of_a_process_resume_after_their_port_has_fallen() -> Result<(
     let setting = require!(talkative(&[]));
     let lines: [Vec<String>; 2] = pair(&setting, |worker| {
         let mut lines = Vec::new();
-        let transport = plugin_transport()?;
-        let device = worker.rank();
-        let shape = Shape { depth: 2, bytes: 4096 };
-        let mut streams = Vec::new();
-        for _ in 0..CONNECTIONS {
-            streams.push(Stream::over(
-                PeerConn::open(worker, &transport, device)?,
-                transport.clone(),
-                shape,
-            )?);
-        }
+        let mut streams = open(worker, CONNECTIONS)?;
         streams.iter_mut().try_for_each(|stream| stream.exchange(worker, 4))?;
         for device in ["softrnic0", "softrnic1"] {
             worker.barrier()?;
@@ -46,9 +52,7 @@ fn all_connections_of_a_process_resume_after_their_port_has_fallen() -> Result<(
                 worker.rank()
             ));
         }
-        let first = streams.pop().expect("a stream");
-        streams.into_iter().try_for_each(Stream::close)?;
-        end(worker, first)?;
+        close(worker, streams)?;
         Ok(lines)
     })?;
     println!("{}", lines.concat().join("\n"));
@@ -61,17 +65,7 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
     const COUNT: usize = 16;
     let setting = require!(talkative(&[]));
     pair(&setting, |worker| {
-        let transport = plugin_transport()?;
-        let device = worker.rank();
-        let shape = Shape { depth: 2, bytes: 4096 };
-        let mut streams = Vec::new();
-        for _ in 0..COUNT {
-            streams.push(Stream::over(
-                PeerConn::open(worker, &transport, device)?,
-                transport.clone(),
-                shape,
-            )?);
-        }
+        let mut streams = open(worker, COUNT)?;
         let begin = Instant::now();
         worker.barrier()?;
         if worker.rank() == 0 {
@@ -79,9 +73,7 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         }
         worker.barrier()?;
         Stream::exchange_over_all(&mut streams, worker, 10)?;
-        let first = streams.pop().expect("a stream");
-        streams.into_iter().try_for_each(Stream::close)?;
-        end(worker, first)?;
+        close(worker, streams)?;
         // The device reports the failures beside the completions: of a queue pair that has been
         // destroyed by then it reports none. There is a second at least between two warnings.
         let of_queue_pairs =
