@@ -132,6 +132,13 @@ long_tests() {
     tests default --ignore-default-filter -E 'not (default() + binary(rxe))'
 }
 
+many_connections() {
+    local code=0
+    scripts/connections.py dist --idle 60 || code=1
+    scripts/connections.py dist --faults 2000 --command-us 0,300 || code=1
+    return "$code"
+}
+
 staged() { SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'; }
 
 soft_roce() { FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'; }
@@ -249,6 +256,7 @@ steps() {
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
     "$1" "RDMA programs from PyPI on the software device, also with loss" programs_from_pypi
+    "$1" "many connections: set-up, memory, idle cost; a port and a card away" many_connections
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
     "$1" "ports that fall more than five hundred times" falling_ports
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults

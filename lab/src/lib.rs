@@ -14,6 +14,7 @@
 //! | [`pair`] | two processes: the parent that starts them, what a worker process can do, a connection each way |
 //! | [`measure`] | measurements and byte checks, as both processes run them in step |
 //! | `solo` | one process that sends to itself, for counting |
+//! | `connections` | many connections between two processes: time, commands, memory, and what they cost while idle |
 //! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | [`results`] | statistics over repetitions, and the record of a run (`raw.json`) |
 //! | `report` | a record, or times that `nccl-net-ferrite ab` has measured, as tables, Markdown and SVG |
@@ -32,6 +33,7 @@
 
 mod check;
 pub mod cli;
+mod connections;
 mod cost;
 pub mod error;
 pub mod hosts;

@@ -2,6 +2,7 @@
 
 mod check;
 mod compare;
+mod connections;
 mod cost;
 pub mod exit;
 mod instructions;
@@ -59,6 +60,9 @@ pub enum Command {
     /// Judge times that `nccl-net-ferrite ab` has written
     #[command(hide = true)]
     Judge(judge::Judge),
+    /// Make many connections between two processes, once, and print what they took as JSON
+    #[command(hide = true)]
+    Connections(connections::Connections),
     #[command(hide = true)]
     Worker,
     #[command(hide = true)]
@@ -69,6 +73,8 @@ pub enum Command {
     OutlastWorker,
     #[command(hide = true)]
     CostWorker { job: String },
+    #[command(hide = true)]
+    ConnectionsWorker,
 }
 
 impl Command {
@@ -79,6 +85,7 @@ impl Command {
             Self::StandIn => return parent::main(),
             Self::CheckWorker => return crate::check::runner::main(),
             Self::OutlastWorker => return crate::outlast::worker::main(),
+            Self::ConnectionsWorker => return crate::connections::main(),
             Self::CostWorker { job } => {
                 return exit::code(crate::cost::main(job).map(|()| Exit::Good));
             }
@@ -96,6 +103,7 @@ impl Command {
             Self::Check(check) => check.run(),
             Self::Outlast(outlast) => outlast.run(words),
             Self::Cost(cost) => cost.run(),
+            Self::Connections(connections) => connections.run(),
             Self::Solo(solo) => solo.run(),
             Self::Instructions(instructions) => instructions.run(),
             Self::Judge(judge) => judge.run(),
@@ -108,6 +116,7 @@ impl Command {
             | Self::StandIn
             | Self::CheckWorker
             | Self::OutlastWorker
+            | Self::ConnectionsWorker
             | Self::CostWorker { .. } => Ok(Exit::Good),
         }
     }

@@ -3,6 +3,7 @@
 //! Each pass of the loop posts at most one receive and one send and tests the oldest of each, as
 //! NCCL's progress thread does.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -385,31 +386,51 @@ pub(crate) fn set_up(
     worker: &mut WorkerCtx,
     transport: &Transport,
     device: usize,
-    (connections, at_once): (u32, u32),
+    amount: (u32, u32),
 ) -> Result<f64> {
-    let (mut open, mut left, mut total_ms) = (Ends::default(), connections, 0.0);
-    while left > 0 {
-        let count = left.min(at_once.max(1));
-        let mine = batch(worker, transport, device, count as usize, &mut open)?;
-        let theirs = f64::from_bits(worker.swap(mine.slower_ms.to_bits())?);
-        let listening = f64::from_bits(worker.swap(mine.listening_ms.to_bits())?);
-        total_ms += mine.slower_ms.max(theirs) + mine.listening_ms + listening;
-        left -= count;
-    }
+    let mut open = Ends::default();
+    let ms = open.add(worker, transport, (device, 0), amount)?;
     worker.barrier()?;
     open.close()?;
-    Ok(total_ms)
+    Ok(ms)
 }
 
-/// The ends that this process holds: sending ones on rank 0, receiving ones on rank 1.
+/// The ends that this process holds, in the same order as the peer's.
 #[derive(Default)]
-struct Ends {
-    sending: Vec<SendComm>,
-    receiving: Vec<RecvComm>,
+pub(crate) struct Ends {
+    pub(crate) sending: Vec<SendComm>,
+    pub(crate) receiving: Vec<RecvComm>,
 }
 
 impl Ends {
-    fn close(self) -> Result<()> {
+    /// Makes so many connections more, as [`set_up`] does but from this rank, and keeps them open.
+    ///
+    /// # Errors
+    /// As of [`set_up`].
+    pub(crate) fn add(
+        &mut self,
+        worker: &mut WorkerCtx,
+        transport: &Transport,
+        (device, from): (usize, usize),
+        (connections, at_once): (u32, u32),
+    ) -> Result<f64> {
+        let (mut left, mut total_ms) = (connections, 0.0);
+        while left > 0 {
+            let count = left.min(at_once.max(1));
+            let mine = batch(worker, transport, (device, from), count as usize, self)?;
+            let theirs = f64::from_bits(worker.swap(mine.slower_ms.to_bits())?);
+            let listening = f64::from_bits(worker.swap(mine.listening_ms.to_bits())?);
+            total_ms += mine.slower_ms.max(theirs) + mine.listening_ms + listening;
+            left -= count;
+        }
+        Ok(total_ms)
+    }
+
+    /// Closes all of them.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    pub(crate) fn close(self) -> Result<()> {
         self.sending.into_iter().try_for_each(SendComm::close)?;
         self.receiving.into_iter().try_for_each(RecvComm::close)
     }
@@ -424,12 +445,12 @@ struct Batch {
 fn batch(
     worker: &mut WorkerCtx,
     transport: &Transport,
-    device: usize,
+    (device, from): (usize, usize),
     count: usize,
     open: &mut Ends,
 ) -> Result<Batch> {
     let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    if worker.rank() == 0 {
+    if worker.rank() == from {
         let mut handles: Vec<Option<Handle>> = worker
             .receive_bytes(count * HANDLE)?
             .chunks_exact(HANDLE)
@@ -468,21 +489,22 @@ fn connect_all(
     open: &mut Ends,
 ) -> Result<()> {
     let mut deadline = worker.deadline("connecting");
-    let goal = open.sending.len() + handles.len();
-    while open.sending.len() < goal {
-        let before = open.sending.len();
-        for slot in handles.iter_mut() {
+    let mut ready = BTreeMap::new();
+    while ready.len() < handles.len() {
+        let before = ready.len();
+        for (place, slot) in handles.iter_mut().enumerate() {
             let Some(handle) = slot else { continue };
             if let Some(comm) = transport.connect(device, handle)? {
-                open.sending.push(comm);
+                ready.insert(place, comm);
                 *slot = None;
             }
         }
-        match open.sending.len() == before {
+        match ready.len() == before {
             true => deadline.idle()?,
             false => deadline.progress(),
         }
     }
+    open.sending.extend(ready.into_values());
     Ok(())
 }
 
@@ -492,21 +514,22 @@ fn accept_all(
     open: &mut Ends,
 ) -> Result<()> {
     let mut deadline = worker.deadline("accepting");
-    let goal = open.receiving.len() + listeners.len();
-    while open.receiving.len() < goal {
-        let before = open.receiving.len();
-        for slot in listeners.iter_mut() {
+    let mut ready = BTreeMap::new();
+    while ready.len() < listeners.len() {
+        let before = ready.len();
+        for (place, slot) in listeners.iter_mut().enumerate() {
             let Some(listener) = slot else { continue };
             let Some(comm) = listener.accept()? else { continue };
-            open.receiving.push(comm);
+            ready.insert(place, comm);
             if let Some(listener) = slot.take() {
                 listener.close()?;
             }
         }
-        match open.receiving.len() == before {
+        match ready.len() == before {
             true => deadline.idle()?,
             false => deadline.progress(),
         }
     }
+    open.receiving.extend(ready.into_values());
     Ok(())
 }

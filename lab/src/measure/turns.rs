@@ -27,7 +27,7 @@ const MESSAGES: (u64, u64) = (16, 1_000_000);
 /// Connections of a block that makes one after the other.
 const SINGLES: u32 = 4;
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
-const PENDING: u32 = 128;
+pub(crate) const PENDING: u32 = 128;
 /// Undisturbed pairs of blocks that are enough for a set. More blocks are measured until there are
 /// as many.
 const ENOUGH: usize = 4;

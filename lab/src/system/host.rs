@@ -191,11 +191,14 @@ pub fn resident() -> Result<Resident> {
 }
 
 fn parse_resident(status: &str) -> Option<Resident> {
-    let bytes = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
-    };
+    let bytes = |name: &str| kilobytes(status, name);
     Some(Resident { all: bytes("VmRSS")?, shared: bytes("RssShmem")? })
+}
+
+/// The value of the line `name: N kB` of a file in `/proc`, in bytes.
+pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
 /// A duration in seconds for a message.
