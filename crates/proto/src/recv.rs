@@ -12,6 +12,7 @@ use crate::imm::{Imm, LengthCode};
 use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::recovery::rail_mask::RailMask;
 use crate::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId, Requests};
+use crate::shared::Shared;
 use crate::stripe::Striping;
 use crate::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
 use std::ops::Range;
@@ -57,6 +58,9 @@ pub struct RecvFlow {
     pub(super) all_rails: RailMask,
     /// By slot, the rails that carried the messages that arrived before the last missing list.
     pub(super) earlier_rails: Vec<RailMask>,
+    /// The number of the next buffer when a look found no request. A request posts a buffer, so
+    /// there is none until this number changes.
+    idle_at: Shared<u32>,
 }
 
 impl RecvFlow {
@@ -80,6 +84,7 @@ impl RecvFlow {
             done: [0; MAX_GROUP],
             all_rails: RailMask::first(count),
             earlier_rails: Vec::new(),
+            idle_at: Shared::new(1),
         }
     }
 
@@ -548,6 +553,10 @@ impl RecvFlow {
     pub fn look(&self, tests: u32, flushes: bool) -> Look {
         let next = self.window.next();
         let posted = next.wrapping_sub(1);
+        let is_idle = self.idle_at.get() == next || self.is_idle();
+        if is_idle {
+            self.idle_at.set(next);
+        }
         Look {
             numbers: Numbers::Receiver {
                 posted,
@@ -557,7 +566,7 @@ impl RecvFlow {
             },
             refusals: 0,
             calls: tests,
-            has_requests: !self.is_idle(),
+            has_requests: !is_idle,
             recovers: false,
             contact: Contact::Up,
             sender_rank: (posted != 0)

@@ -11,6 +11,7 @@ use crate::lanes::{LEARNING_BYTES, Lanes};
 use crate::rail_weights::{BusyPolls, LaneWeights, RailWeights};
 use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
+use crate::shared::Shared;
 use crate::stripe::{Stripe, Striping};
 use crate::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, violation};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -66,6 +67,9 @@ pub struct SendFlow {
     pub(super) refusals: u32,
     /// Sequence number of the clear-to-send that was due at the last refusal while none was kept.
     refused_at: u32,
+    /// The number of the next clear-to-send when a look found neither a request nor a kept
+    /// clear-to-send. A request takes a clear-to-send, so there is none until this number changes.
+    idle_at: Shared<u32>,
 }
 
 /// The result of [`SendFlow::submit_single`]. With `repr(u8)`, as the compiler would otherwise
@@ -112,6 +116,7 @@ impl SendFlow {
             replays: Replays::default(),
             refusals: 0,
             refused_at: 0,
+            idle_at: Shared::new(1),
         }
     }
 
@@ -757,6 +762,10 @@ impl SendFlow {
     /// has called `tests` times for its requests without a result.
     pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
         let (head, next) = (self.head, self.next);
+        let is_idle = (head == next && self.idle_at.get() == next) || self.is_idle();
+        if is_idle && head == next {
+            self.idle_at.set(next);
+        }
         // Those that have arrived and that no message has read.
         let unread = (0..RING_SLOTS as u32)
             .take_while(|i| read(next.wrapping_add(*i)).is_some())
@@ -771,12 +780,16 @@ impl SendFlow {
             numbers: Numbers::Sender {
                 seen: last,
                 sent,
-                acknowledged: sent.wrapping_sub(self.outstanding() as u32),
+                acknowledged: sent.wrapping_sub(if is_idle {
+                    0
+                } else {
+                    self.outstanding() as u32
+                }),
                 wants: false,
             },
             refusals: self.refusals,
             calls: self.refusals.wrapping_add(tests),
-            has_requests: !self.is_idle(),
+            has_requests: !is_idle,
             recovers: false,
             contact: Contact::Up,
             // NCCL's tag is the rank of the sender.

@@ -26,6 +26,7 @@ use crate::net::peer::state::PeerState;
 use crate::proto::MAX_RAILS;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::context::Context;
+use crate::verbs::shared::RingBlocks;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -54,6 +55,8 @@ pub struct Nic {
     pub notices: Notices,
     /// The known round trips to peers.
     pub round_trips: RoundTrips,
+    /// Memory of the rings of its senders.
+    pub rings: RingBlocks,
 }
 
 impl Nic {
@@ -136,6 +139,7 @@ impl Nic {
             explainer: Arc::clone(explainer),
             notices: Notices::default(),
             round_trips: RoundTrips::default(),
+            rings: RingBlocks::default(),
         }
     }
 

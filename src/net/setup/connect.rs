@@ -384,7 +384,8 @@ impl Connector {
         if nic.config.ece {
             qps.offer_ece();
         }
-        let mut ring = CtsRing::new(cts_halves(nic.rails.len()), Cts::empty_last_word)?;
+        let among = (&nic.rings, self.handle.address);
+        let mut ring = CtsRing::among(among, cts_halves(nic.rails.len()), Cts::empty_last_word)?;
         qps.describe_ring(&mut ring)?;
         Ok((qps, ring))
     }
