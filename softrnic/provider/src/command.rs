@@ -75,6 +75,12 @@ pub(crate) fn created_cq(context: &Context, call: &Call<'_>) -> Option<Arc<Cq>> 
     is_one.then(|| call.word(create_cq::HANDLE).and_then(|handle| context.cqs.get(handle)).ok())?
 }
 
+/// The queue pair that this command has created, if the provider has extended ones.
+pub(crate) fn created_qp(context: &Context, call: &Call<'_>) -> Option<Arc<Qp>> {
+    let is_one = call.what == (object::QP, CREATE) && context.provider.has_extended_qps();
+    is_one.then(|| call.word(create_qp::HANDLE).and_then(|handle| context.qps.get(handle)).ok())?
+}
+
 /// Commands of the older kind, without objects.
 fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     const QUERY_DEVICE: u32 = write::QUERY_DEVICE | write::EXTENDED;

@@ -227,6 +227,10 @@ impl Provider for Mlx5 {
         }))
     }
 
+    fn has_extended_qps(&self) -> bool {
+        true
+    }
+
     fn qp_answer(&self, input: &[u8]) -> Vec<u8> {
         let input: QpInput = read(input);
         let ece = if input.ece == 0 { 0 } else { ECE };

@@ -446,13 +446,16 @@ pub(crate) struct Qp {
     memory: Box<dyn QpMemory>,
     handle: u32,
     /// The application's handle of it.
-    user: u64,
+    pub(crate) user: u64,
     state: AtomicU32,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
     events: Arc<AtomicU32>,
+    /// The provider's functions, if it is an extended one.
+    pub(crate) wr_start: AtomicUsize,
+    pub(crate) wr_complete: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -489,6 +492,8 @@ impl Qp {
             sending: Mutex::default(),
             receiving: Mutex::default(),
             events: Arc::default(),
+            wr_start: AtomicUsize::new(0),
+            wr_complete: AtomicUsize::new(0),
         };
         let qp = context.qps.add(handle, qp);
         lock(&qp.send_cq.filling).qps.push(Arc::clone(&qp));

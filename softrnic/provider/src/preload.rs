@@ -18,7 +18,7 @@ use std::sync::{Arc, Once, OnceLock};
 use ibverbs::calls::types;
 use ibverbs::calls::types::{CqEx, RecvWr, SendWr, Wc, call, op_slot};
 
-use crate::objects::{Context, Cq, Hooked};
+use crate::objects::{Context, Cq, Hooked, Qp};
 use crate::uapi::{COMMAND, Call};
 use crate::{command, provider, say};
 
@@ -98,6 +98,9 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argumen
             Some(context) => command::execute(context, &mut call).inspect(|()| {
                 if let Some(cq) = command::created_cq(context, &call) {
                     hook_extended(&cq);
+                }
+                if let Some(qp) = command::created_qp(context, &call) {
+                    hook_extended_qp(&qp);
                 }
             }),
         }
@@ -366,5 +369,66 @@ unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
             let real: NextPoll = transmute(found.next_poll.load(Relaxed));
             real(cq)
         })
+    }
+}
+
+/// `struct ibv_qp_ex`.
+#[repr(C)]
+struct QpEx {
+    base: types::Qp,
+    comp_mask: u64,
+    wr_id: u64,
+    wr_flags: u32,
+    calls: [usize; 22],
+}
+
+/// Places in [`QpEx::calls`].
+const WR_START: usize = 17;
+const WR_COMPLETE: usize = 18;
+
+const _: () = assert!(std::mem::offset_of!(QpEx, calls) == 184);
+
+type WrStart = unsafe extern "C" fn(*mut QpEx);
+type WrComplete = unsafe extern "C" fn(*mut QpEx) -> c_int;
+
+/// As [`hook_extended`], for the functions that begin and end a post.
+fn hook_extended_qp(qp: &Qp) {
+    let handle = ptr::with_exposed_provenance_mut::<QpEx>(qp.user as usize);
+    // SAFETY: the handle, of a provider that has this structure for all queue pairs.
+    let calls = unsafe { &mut (*handle).calls };
+    if calls[WR_START] != 0 {
+        qp.wr_start.store(calls[WR_START], SeqCst);
+        calls[WR_START] = wr_start as *const () as usize;
+    }
+}
+
+/// Also hooks the function that ends the post: the provider enters another one when the state of
+/// the queue pair changes.
+unsafe extern "C" fn wr_start(qp: *mut QpEx) {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        let found = context((*(*qp).base.context).cmd_fd)
+            .and_then(|context| context.qps.get((*qp).base.handle).ok());
+        // Its handle is one until the provider has destroyed it.
+        let Some(found) = found else { return };
+        let (hook, calls) = (wr_complete as *const () as usize, &mut (*qp).calls);
+        if calls[WR_COMPLETE] != hook {
+            found.wr_complete.store(calls[WR_COMPLETE], SeqCst);
+            calls[WR_COMPLETE] = hook;
+        }
+        let real: WrStart = transmute(found.wr_start.load(Relaxed));
+        real(qp);
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> c_int {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        let Some(context) = context((*(*qp).base.context).cmd_fd) else { return libc::ENODEV };
+        let Ok(found) = context.qps.get((*qp).base.handle) else { return libc::ENODEV };
+        let real: WrComplete = transmute(found.wr_complete.load(Relaxed));
+        let code = real(qp);
+        found.take_sends();
+        code
     }
 }

@@ -34,6 +34,11 @@ pub(crate) trait Provider: Sync {
     /// A queue pair, as the provider describes it.
     fn qp(&self, input: &[u8]) -> Result<Box<dyn QpMemory>, i32>;
 
+    /// Whether each of its queue pairs has the functions of an extended one, or zeros.
+    fn has_extended_qps(&self) -> bool {
+        false
+    }
+
     /// Its part of the answer for a queue pair.
     fn qp_answer(&self, input: &[u8]) -> Vec<u8>;
 
