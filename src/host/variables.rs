@@ -247,8 +247,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_THREAD_DOMAINS",
-        Kind::Number(0, 1, 0),
-        "1: each end of a connection has a thread domain on each rail, if available. mlx5 then posts without locks; 0: none",
+        Kind::Number(0, 1, 1),
+        "1: the queues of each end of a connection are in thread domains, while the device has some left. mlx5 then takes no locks; 0: none",
     ),
     variable(
         "FERRITE_CHAIN_WRITES",

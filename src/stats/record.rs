@@ -224,6 +224,14 @@ impl ConnStats {
         add(&self.words[record::BYTES], length.into());
     }
 
+    /// Messages that `isend` or `irecv` has accepted and that are not reported complete.
+    #[inline(always)]
+    pub fn outstanding(&self) -> usize {
+        let [begun, done] =
+            [record::BEGUN, record::DONE].map(|at| self.words[at].load(Ordering::Relaxed));
+        begun.wrapping_sub(done) as usize
+    }
+
     /// Completed messages, and their bytes.
     pub fn done(&self) -> (u64, u64) {
         let [messages, bytes] =

@@ -249,22 +249,28 @@ fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
         .env("FERRITE_SAMPLE", "7")
         .env("SOFTRNIC_STRICT", "0");
     require!(membarrier());
-    alone(&setting, |worker| {
-        let transport = plugin_transport()?;
-        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
-        for seed in 1..=4 {
-            let [short, general] =
-                [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
-            let (short, general) = (short?, general?);
-            for (call, (short, general)) in short.answers.iter().zip(&general.answers).enumerate() {
-                assert_eq!(short, general, "call {call} of schedule {seed}");
-            }
-            assert_eq!(
-                (short.counters, short.device),
-                (general.counters, general.device),
-                "schedule {seed}"
-            );
+    // Queues for one thread, and others.
+    let domains = |value| setting.clone().env("FERRITE_THREAD_DOMAINS", value);
+    ["1", "0"]
+        .into_iter()
+        .try_for_each(|value| alone(&domains(value), |worker| do_the_same(worker)))
+}
+
+fn do_the_same(worker: &WorkerCtx) -> Result<()> {
+    let transport = plugin_transport()?;
+    let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+    for seed in 1..=4 {
+        let [short, general] =
+            [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
+        let (short, general) = (short?, general?);
+        for (call, (short, general)) in short.answers.iter().zip(&general.answers).enumerate() {
+            assert_eq!(short, general, "call {call} of schedule {seed}");
         }
-        Ok(())
-    })
+        assert_eq!(
+            (short.counters, short.device),
+            (general.counters, general.device),
+            "schedule {seed}"
+        );
+    }
+    Ok(())
 }

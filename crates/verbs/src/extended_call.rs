@@ -10,6 +10,8 @@ pub const SIZE: usize = 8;
 pub const QUERY_PORT: usize = 320;
 /// Bytes from `create_qp_ex` to the context.
 pub const CREATE_QP_EX: usize = 56;
+/// Bytes from `create_cq_ex` to the context.
+pub const CREATE_CQ_EX: usize = 120;
 /// Bytes from `alloc_td` to the context.
 pub const ALLOC_TD: usize = 192;
 /// Bytes from `dealloc_td` to the context.

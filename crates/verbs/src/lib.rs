@@ -9,7 +9,8 @@
 //! | [`sink`] | registered memory for path tests, whose content is never read |
 //! | [`staging`] | registered memory as a source for writes where a device has no inline data |
 //! | [`completion_queue`], `queue_failure`, [`queue_pair`] | the queues, and how a failure is detected |
-//! | [`qp_ex`] | creating a queue pair for certain operations only |
+//! | [`qp_ex`] | queue pairs for certain operations only; posting without `struct ibv_send_wr` |
+//! | `cq_ex` | completion queues for one thread at a time |
 //! | [`thread_domain`] | queue pairs for one thread at a time |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
@@ -38,6 +39,7 @@
 pub mod clock;
 pub mod completion_queue;
 pub mod context;
+mod cq_ex;
 mod create;
 pub mod device_memory;
 pub mod dma_buf;

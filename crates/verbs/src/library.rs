@@ -83,6 +83,7 @@ functions! {
         ibv_query_port_speed @ "IBVERBS_1.16": fn(*mut sys::ibv_context, u32, *mut u64) -> c_int;
         ibv_query_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut sys::ibv_ece) -> c_int;
         ibv_set_ece @ "IBVERBS_1.10": fn(*mut sys::ibv_qp, *mut sys::ibv_ece) -> c_int;
+        ibv_qp_to_qp_ex @ "IBVERBS_1.6": fn(*mut sys::ibv_qp) -> *mut sys::ibv_qp_ex;
         ibv_reg_mr_iova2 @ "IBVERBS_1.8": fn(*mut sys::ibv_pd, *mut c_void, usize, u64, u32) -> *mut sys::ibv_mr;
         ibv_reg_dmabuf_mr @ "IBVERBS_1.12": fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int) -> *mut sys::ibv_mr;
     }

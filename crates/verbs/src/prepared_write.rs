@@ -1,17 +1,30 @@
-//! An RDMA WRITE that is posted repeatedly with other values.
+//! RDMA WRITEs that are posted repeatedly with other values.
 
 use super::queue_pair::QueuePair;
 use super::sys;
 use super::work::{Sge, Target, Write};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use std::fmt;
 use std::mem::MaybeUninit;
 
 /// A work request of which only the varying fields are rewritten.
-pub struct PreparedWrite {
+struct PreparedWrite {
     request: sys::ibv_send_wr,
     sge: sys::ibv_sge,
 }
+
+// SAFETY: its only pointer refers to its own element, and is set at each post.
+unsafe impl Send for PreparedWrite {}
+// SAFETY: as above; a shared reference gives access to nothing.
+unsafe impl Sync for PreparedWrite {}
+
+/// A write without immediate data, which the device reads during the call.
+#[derive(Debug)]
+pub struct InlineWrite(PreparedWrite);
+
+/// A signalled write with immediate data.
+#[derive(Debug)]
+pub struct ImmediateWrite(PreparedWrite);
 
 /// How a device reads the data of a signalled write: `send_flags` of the work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,61 +37,72 @@ impl DataSource {
     pub const INLINE: Self = Self(sys::IBV_SEND_SIGNALED | sys::IBV_SEND_INLINE);
 }
 
-// SAFETY: its only pointer refers to its own element, and is set at each post.
-unsafe impl Send for PreparedWrite {}
-// SAFETY: as above; a shared reference gives access to nothing.
-unsafe impl Sync for PreparedWrite {}
-
 impl PreparedWrite {
     /// A work request according to `write`.
-    pub fn new(write: &Write) -> Self {
+    fn new(write: &Write) -> Self {
         let mut sge = write.local.into();
         let mut request = MaybeUninit::zeroed();
         write.put(&mut request, &mut sge, std::ptr::null_mut());
         // SAFETY: a struct of numbers and pointers, for which zero is valid.
         Self { request: unsafe { request.assume_init() }, sge }
     }
+}
 
-    /// Sets the source and the target. The length is not 0, now or at creation.
-    #[inline(always)]
-    pub fn set_data(&mut self, local: Sge, target: Target) {
-        self.sge = local.into();
-        self.request.wr.rdma.remote_addr = target.addr;
-        self.request.wr.rdma.rkey = target.rkey;
+impl InlineWrite {
+    /// A write with the id `id` into the peer's memory region `rkey`.
+    pub fn new(id: u64, rkey: u32) -> Self {
+        Self(PreparedWrite::new(&Write {
+            id,
+            local: Sge { length: 1, ..Sge::default() },
+            target: Target { addr: 0, rkey },
+            inline: true,
+            ..Write::default()
+        }))
     }
 
-    /// Sets the source and the target within the same memory regions. `length` is not 0, and
-    /// neither was the earlier one.
+    /// Sets the source, the target, and whether success creates a completion. `length` is not 0.
     #[inline(always)]
-    pub fn set_range(&mut self, addr: u64, length: u32, target: u64) {
-        (self.sge.addr, self.sge.length) = (addr, length);
-        self.request.wr.rdma.remote_addr = target;
+    fn set(&mut self, addr: u64, length: u32, target: u64, signaled: bool) {
+        let PreparedWrite { request, sge } = &mut self.0;
+        (sge.addr, sge.length) = (addr, length);
+        request.wr.rdma.remote_addr = target;
+        let flag = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
+        request.send_flags = sys::IBV_SEND_INLINE | flag;
+    }
+}
+
+impl Default for ImmediateWrite {
+    fn default() -> Self {
+        Self(PreparedWrite::new(&Write {
+            local: Sge { length: 1, ..Sge::default() },
+            imm: Some(0),
+            signaled: true,
+            ..Write::default()
+        }))
+    }
+}
+
+impl ImmediateWrite {
+    /// Sets the source and the target, and how the device reads the data. The length is not 0.
+    #[inline(always)]
+    pub fn set_data(&mut self, local: Sge, target: Target, source: DataSource) {
+        let PreparedWrite { request, sge } = &mut self.0;
+        *sge = local.into();
+        request.wr.rdma.remote_addr = target.addr;
+        request.wr.rdma.rkey = target.rkey;
+        request.send_flags = source.0;
     }
 
-    /// Sets the work request id, and the immediate data of a write that has some.
+    /// Sets the work request id and the immediate data.
     #[inline(always)]
-    pub fn set_id(&mut self, id: u64, imm: u32) {
-        self.request.wr_id = id;
-        self.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
-    }
-
-    /// Sets how the device reads the data. Success creates a completion.
-    #[inline(always)]
-    pub fn set_signaled_data(&mut self, source: DataSource) {
-        self.request.send_flags = source.0;
+    fn set_id(&mut self, id: u64, imm: u32) {
+        self.0.request.wr_id = id;
+        self.0.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
     }
 
     /// The work request id.
     pub fn id(&self) -> u64 {
-        self.request.wr_id
-    }
-
-    /// Whether success creates a completion.
-    #[inline(always)]
-    pub fn set_signaled(&mut self, signaled: bool) {
-        let flag = sys::IBV_SEND_SIGNALED;
-        let others = self.request.send_flags & !flag;
-        self.request.send_flags = others | if signaled { flag } else { 0 };
+        self.0.request.wr_id
     }
 }
 
@@ -86,27 +110,69 @@ impl PreparedWrite {
 #[derive(Debug, Clone, Copy)]
 pub struct RefusedPost(i32);
 
+impl RefusedPost {
+    #[inline(always)]
+    fn of(rc: i32) -> Result<(), Self> {
+        if rc == 0 { Ok(()) } else { Err(Self(rc)) }
+    }
+}
+
 impl QueuePair {
-    /// Posts `write` as it is now.
+    /// Posts `write` of `length` bytes at `addr`, which is not 0, to address `target`. `signaled`:
+    /// success creates a completion.
     ///
     /// # Errors
-    /// As for [`Self::post_writes`].
+    /// The device refuses, which [`Self::refusal`] turns into an error.
     #[inline(always)]
-    pub fn post_prepared(&mut self, write: &mut PreparedWrite) -> Result<()> {
-        self.try_post(write).map_err(|refused| self.refusal(refused))
+    pub fn post_inline(
+        &mut self,
+        write: &mut InlineWrite,
+        (addr, length, target): (u64, u32, u64),
+        signaled: bool,
+    ) -> Result<(), RefusedPost> {
+        if let Some(extended) = self.extended() {
+            let PreparedWrite { request, .. } = &write.0;
+            // SAFETY: as in `post_chain`. The queue pair was created for writes.
+            return RefusedPost::of(unsafe {
+                extended.start();
+                extended.begin(request.wr_id, if signaled { sys::IBV_SEND_SIGNALED } else { 0 });
+                extended.write(request.wr.rdma.rkey, target);
+                extended.data(&sys::ibv_sge { addr, length, lkey: 0 }, true);
+                extended.complete()
+            });
+        }
+        write.set(addr, length, target, signaled);
+        let PreparedWrite { request, sge } = &mut write.0;
+        request.sg_list = sge;
+        RefusedPost::of(self.post_chain(request))
     }
 
-    /// [`Self::post_prepared`], but returns a result that [`Self::refusal`] turns into an error.
+    /// Posts `write` with this work request id and immediate data.
     ///
     /// # Errors
-    /// The device refuses.
+    /// As for [`Self::post_inline`].
     #[inline(always)]
-    pub fn try_post(&mut self, write: &mut PreparedWrite) -> std::result::Result<(), RefusedPost> {
-        write.request.sg_list = &raw mut write.sge;
-        match self.post_chain(&raw mut write.request) {
-            0 => Ok(()),
-            rc => Err(RefusedPost(rc)),
+    pub fn post_immediate(
+        &mut self,
+        write: &mut ImmediateWrite,
+        id: u64,
+        imm: u32,
+    ) -> Result<(), RefusedPost> {
+        write.set_id(id, imm);
+        let PreparedWrite { request, sge } = &mut write.0;
+        if let Some(extended) = self.extended() {
+            // SAFETY: as in `post_chain`. The queue pair was created for such writes.
+            return RefusedPost::of(unsafe {
+                let sys::rdma_t { remote_addr, rkey } = request.wr.rdma;
+                extended.start();
+                extended.begin(id, sys::IBV_SEND_SIGNALED);
+                extended.write_imm(rkey, remote_addr, imm.to_be());
+                extended.data(sge, request.send_flags & sys::IBV_SEND_INLINE != 0);
+                extended.complete()
+            });
         }
+        request.sg_list = sge;
+        RefusedPost::of(self.post_chain(request))
     }
 
     /// The error of a refused post.
@@ -147,36 +213,29 @@ mod tests {
         fn a_write_that_is_changed_is_the_write_that_is_made_so(
             (id, addr, remote, keys) in any::<(u64, u64, u64, [u32; 2])>(),
             length in 1u32..,
-            (imm, inline, signaled) in any::<(Option<u32>, bool, bool)>(),
+            (imm, inline) in any::<(u32, bool)>(),
         ) {
             let (local, target) = (Sge { addr, length, lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
-            let made = PreparedWrite::new(&Write { id, local, target, imm, inline, signaled });
-            let mut changed = PreparedWrite::new(&Write {
-                local: Sge { length: 1, ..Sge::default() },
-                imm: imm.map(|_| 7),
-                inline,
-                ..Write::default()
-            });
-            changed.set_data(local, target);
-            changed.set_id(id, imm.unwrap_or(0));
-            changed.set_signaled(signaled);
-            prop_assert_eq!(fields(&changed), fields(&made));
+            let made = PreparedWrite::new(&Write { id, local, target, imm: Some(imm), inline, signaled: true });
+            let mut changed = ImmediateWrite::default();
+            changed.set_data(local, target, if inline { DataSource::INLINE } else { DataSource::MEMORY });
+            changed.set_id(id, imm);
+            prop_assert_eq!(fields(&changed.0), fields(&made));
+            prop_assert_eq!(changed.id(), id);
         }
 
         #[test]
-        fn a_write_whose_range_is_changed_is_the_write_that_is_made_so(
-            (addr, remote, keys) in any::<(u64, u64, [u32; 2])>(),
-            lengths in any::<[u32; 2]>().prop_filter("not 0", |lengths| !lengths.contains(&0)),
+        fn an_inline_write_that_is_changed_is_the_write_that_is_made_so(
+            (id, addr, remote, rkey) in any::<(u64, u64, u64, u32)>(),
+            length in 1u32..,
+            signaled: bool,
         ) {
-            let (local, target) = (Sge { addr, length: lengths[0], lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
-            let write = Write { local, target, ..Write::default() };
-            let mut changed = PreparedWrite::new(&Write {
-                local: Sge { addr: 1, length: lengths[1], ..local },
-                target: Target { addr: 2, ..target },
-                ..write
-            });
-            changed.set_range(addr, lengths[0], remote);
-            prop_assert_eq!(fields(&changed), fields(&PreparedWrite::new(&write)));
+            let (local, target) = (Sge { addr, length, lkey: 0 }, Target { addr: remote, rkey });
+            let made = Write { id, local, target, imm: None, inline: true, signaled };
+            let mut changed = InlineWrite::new(id, rkey);
+            changed.set(1, 1, 2, !signaled);
+            changed.set(addr, length, remote, signaled);
+            prop_assert_eq!(fields(&changed.0), fields(&PreparedWrite::new(&made)));
         }
     }
 }

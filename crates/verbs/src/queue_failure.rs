@@ -1,6 +1,7 @@
 //! Whether a completion queue has failed, according to an event of its device.
 
 use super::sys;
+use libc::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -24,6 +25,11 @@ impl QueueFailure {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             has_failed: AtomicBool::new(false),
         })
+    }
+
+    /// What libibverbs gets as the context of the queue.
+    pub(super) fn as_context(self: &Arc<Self>) -> *mut c_void {
+        Arc::as_ptr(self).cast_mut().cast()
     }
 
     /// The id of the queue.

@@ -2,10 +2,10 @@
 
 #![deny(clippy::disallowed_methods)]
 
-use super::completion_queue::CompletionQueue;
+use super::completion_queue::{CompletionQueue, QueueHandle};
 use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;
-use super::qp_ex::{self, Operations};
+use super::qp_ex::{self, ExtendedQueuePair, Operations};
 use super::recv_chain::RecvChain;
 use super::sys;
 use super::thread_domain::ThreadDomain;
@@ -56,10 +56,13 @@ impl RemoteAccess {
 #[derive(Debug)]
 pub(super) struct RawQueuePair {
     pub(super) raw: *mut sys::ibv_qp,
+    /// In a thread domain: the queue pair with a function for each operation, if the driver has
+    /// them.
+    pub(super) extended: Option<ExtendedQueuePair>,
     // Held so that the queue pair is destroyed before them.
     pub(super) domain: Arc<ProtectionDomain>,
     _thread: Option<Arc<ThreadDomain>>,
-    _queue: Arc<CompletionQueue>,
+    _queue: Arc<QueueHandle>,
 }
 
 /// A queue pair in state RESET.
@@ -109,7 +112,7 @@ impl ResetQueuePair {
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         thread: Option<&Arc<ThreadDomain>>,
-        queue: &Arc<CompletionQueue>,
+        queue: &CompletionQueue,
         caps: QpCaps,
     ) -> Result<Self> {
         let pd = thread.map_or_else(|| domain.raw(), |thread| thread.raw());
@@ -123,11 +126,14 @@ impl ResetQueuePair {
                 bytes,
             )
         })?;
+        // SAFETY: it has just been created.
+        let extended = thread.and_then(|_| unsafe { ExtendedQueuePair::of(domain, raw) });
         let inner = RawQueuePair {
             raw,
+            extended,
             domain: Arc::clone(domain),
             _thread: thread.cloned(),
-            _queue: Arc::clone(queue),
+            _queue: Arc::clone(&queue.handle),
         };
         Ok(Self { inner, inline_bytes })
     }
@@ -194,6 +200,11 @@ impl QueuePair {
 
     pub(super) fn raw(&self) -> *mut sys::ibv_qp {
         self.inner.raw
+    }
+
+    #[inline(always)]
+    pub(super) fn extended(&self) -> Option<ExtendedQueuePair> {
+        self.inner.extended
     }
 
     pub(super) fn recv_chain(&self) -> &RecvChain {

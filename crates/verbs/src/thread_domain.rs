@@ -1,11 +1,16 @@
-//! Queue pairs for one thread at a time: thread domains, and the parent domains that attach queue
-//! pairs to them.
+//! Queues for one thread at a time: thread domains, and the parent domains that attach queue pairs
+//! to them.
 //!
-//! A driver needs no locks for such queue pairs. Without a thread domain, mlx5 takes two locks for
-//! each send. With one, it uses a page of the card for doorbells, which costs one command, and
-//! aborts the process if two threads post at once. That cannot happen here. Posting takes the
-//! exclusive reference to a [`super::queue_pair::QueuePair`], and those of one thread domain belong
-//! to one end of a connection.
+//! A driver needs no locks for such queues. Without a thread domain, mlx5 takes up to two locks for
+//! each send, and one for each poll. With one, it uses half a page of the card for doorbells, which
+//! costs one command for two of them, and aborts the process if two threads post at once. That
+//! cannot happen here:
+//! - Posting and polling take the exclusive reference to a [`super::queue_pair::QueuePair`] or a
+//!   [`super::completion_queue::CompletionQueue`].
+//! - The queues of one thread domain belong to one end of a connection, and pass from thread to
+//!   thread together.
+//!
+//! Events of a device come to other threads, which only note that a queue has failed.
 
 use super::context::Context;
 use super::memory::ProtectionDomain;
@@ -88,6 +93,11 @@ impl ThreadDomain {
             },
         )?;
         Ok(Arc::new(Self { raw, _td: td, domain: Arc::clone(domain) }))
+    }
+
+    /// Its device.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.domain.context
     }
 
     /// The domain that queue pairs use instead of the protection domain.

@@ -2,7 +2,8 @@
 
 #![deny(clippy::disallowed_methods)]
 
-use super::completion_queue::CompletionQueue;
+use super::completion_queue::{CompletionQueue, Polling};
+use super::cq_ex::ExtendedQueue;
 use super::queue_pair::QueuePair;
 use super::status::Status;
 use super::sys;
@@ -79,7 +80,14 @@ impl Completion {
         u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
     }
 
-    /// The vendor's error code.
+    /// The same, if it has succeeded.
+    #[inline(always)]
+    pub fn success(&self) -> Option<Success<'_>> {
+        let success = Success { id: self.id(), place: Place::Polled(self) };
+        (self.status() == Status::SUCCESS).then_some(success)
+    }
+
+    /// The vendor's error code. Undefined if the status is success.
     pub fn vendor_error(&self) -> u32 {
         self.0.vendor_err
     }
@@ -103,6 +111,69 @@ impl Default for Batch {
     fn default() -> Self {
         Self([const { MaybeUninit::uninit() }; POLL_BATCH])
     }
+}
+
+impl Batch {
+    /// The first `count` completions, which a device has written.
+    ///
+    /// # Errors
+    /// There cannot be so many: the queue has failed.
+    #[inline(always)]
+    fn first(&self, count: usize) -> Result<&[Completion]> {
+        // Checked first, since most polls find nothing.
+        if count == 0 {
+            return Ok(&[]);
+        }
+        if count > POLL_BATCH {
+            return Err(overrun());
+        }
+        // SAFETY: the device has written this many entries. They consist of numbers, for which
+        // every value is valid.
+        Ok(unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) })
+    }
+
+    /// Fills it with the completion of `queue` that is read and those that follow it, up to `most`
+    /// in all. Ends the poll.
+    ///
+    /// # Errors
+    /// The queue has failed.
+    ///
+    /// # Safety
+    /// As for [`ExtendedQueue::next`].
+    #[inline(never)]
+    unsafe fn fill(&mut self, queue: ExtendedQueue, most: usize) -> Result<&[Completion]> {
+        let mut count = 0;
+        for place in &mut self.0 {
+            // SAFETY: by the caller; `next` says whether there is another one.
+            unsafe {
+                place.write(Completion(queue.completion()));
+                count += 1;
+                if count >= most || count == POLL_BATCH {
+                    break;
+                }
+                match queue.next() {
+                    0 => {}
+                    libc::ENOENT => break,
+                    _ => return Err(fail(queue)),
+                }
+            }
+        }
+        // SAFETY: by the caller.
+        unsafe { queue.end() };
+        self.first(count)
+    }
+}
+
+/// Ends a poll that has found that the queue has failed.
+///
+/// # Safety
+/// As for [`ExtendedQueue::end`].
+#[cold]
+#[inline(never)]
+unsafe fn fail(queue: ExtendedQueue) -> Error {
+    // SAFETY: by the caller.
+    unsafe { queue.end() };
+    overrun()
 }
 
 impl QueuePair {
@@ -148,13 +219,16 @@ impl QueuePair {
     }
 
     /// Posts a chain of work requests.
-    #[inline(always)]
     pub(super) fn post_send(&mut self, first: *mut sys::ibv_send_wr) -> Result<()> {
-        let rc = self.post_chain(first);
+        let rc = match self.extended() {
+            // SAFETY: as in `post_chain`; RDMA WRITE and READ are all that is posted.
+            Some(extended) => unsafe { extended.post(first) },
+            None => self.post_chain(first),
+        };
         if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
     }
 
-    /// [`Self::post_send`], but returns the device's result.
+    /// `ibv_post_send`, with the device's result.
     #[inline(always)]
     pub(super) fn post_chain(&mut self, first: *mut sys::ibv_send_wr) -> i32 {
         let mut bad = MaybeUninit::uninit();
@@ -221,27 +295,143 @@ impl Chain {
     }
 }
 
+/// What [`CompletionQueue::look`] has found.
+#[derive(Debug)]
+pub enum Look {
+    /// No completion.
+    Nothing,
+    /// At least one completion: [`CompletionQueue::read`] is next.
+    Something,
+}
+
+/// A successful completion that is read or was polled.
+#[derive(Debug, Clone, Copy)]
+pub struct Success<'a> {
+    id: u64,
+    place: Place<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Place<'a> {
+    Read(ExtendedQueue),
+    Polled(&'a Completion),
+}
+
+impl Success<'_> {
+    /// The id of the work request.
+    #[inline(always)]
+    pub fn id(self) -> u64 {
+        self.id
+    }
+
+    /// Immediate data of a receive. Call it for a receive only.
+    #[inline(always)]
+    pub fn imm(self) -> u32 {
+        match self.place {
+            // SAFETY: made while this is the completion that is read.
+            Place::Read(queue) => u32::from_be(unsafe { queue.imm() }),
+            Place::Polled(completion) => completion.imm(),
+        }
+    }
+}
+
+/// What has become of a completion that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It is handled.
+    Yes,
+    /// It is handled, and no other one is to be read now.
+    Last,
+    /// It is not handled.
+    No,
+}
+
 impl CompletionQueue {
     /// Polls up to [`POLL_BATCH`] completions.
     ///
     /// # Errors
     /// The queue has failed (overrun).
     #[inline(always)]
-    pub fn poll<'a>(&self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
-        // SAFETY: the queue is live and the batch has room for the given number.
-        let count =
-            unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
-        let count = count as usize;
-        // Checked first, since most polls find nothing.
-        if count == 0 {
-            return Ok(&[]);
+    pub fn poll<'a>(&mut self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
+        match self.how {
+            Polling::Batches(poll) => {
+                // SAFETY: the queue is live and exclusively borrowed, and the batch has room for
+                // the given number.
+                let count =
+                    unsafe { poll(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
+                batch.first(count as usize)
+            }
+            Polling::Singly(_) => match self.look() {
+                Some(Look::Something) => self.poll_singly(batch),
+                _ => Ok(&[]),
+            },
         }
-        if count > POLL_BATCH {
+    }
+
+    #[inline(never)]
+    fn poll_singly<'a>(&mut self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
+        self.read(batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
+    }
+
+    /// Whether there are completions, if the device can tell without returning one. A queue that
+    /// has failed has something, and [`Self::read`] returns the error.
+    #[inline(always)]
+    pub fn look(&mut self) -> Option<Look> {
+        let Polling::Singly(queue) = self.how else { return None };
+        // SAFETY: the queue is live and exclusively borrowed.
+        let found = unsafe { queue.start() };
+        if found == libc::ENOENT {
+            return Some(Look::Nothing);
+        }
+        self.is_begun = found == 0;
+        Some(Look::Something)
+    }
+
+    /// Reads up to `most` completions, at least 1, after [`Self::look`] has found some, and passes
+    /// the successful ones to `take`. Returns `None` if it has taken all; otherwise those from the
+    /// first one on that has failed or was not taken.
+    ///
+    /// # Errors
+    /// The queue has failed (overrun).
+    #[inline(always)]
+    pub fn read<'a>(
+        &mut self,
+        batch: &'a mut Batch,
+        most: usize,
+        mut take: impl FnMut(Success<'_>) -> Taken,
+    ) -> Result<Option<&'a [Completion]>> {
+        let Polling::Singly(queue) = self.how else { return Ok(None) };
+        if !std::mem::replace(&mut self.is_begun, false) {
             return Err(overrun());
         }
-        // SAFETY: the call has written this many entries. They consist of numbers, for which every
-        // value is valid.
-        Ok(unsafe { std::slice::from_raw_parts(batch.0.as_ptr().cast(), count) })
+        let mut left = most;
+        // SAFETY: as in `look`, which has found a completion; others follow while `next` says so.
+        unsafe {
+            loop {
+                if queue.status() != Status::SUCCESS {
+                    return batch.fill(queue, left).map(Some);
+                }
+                match take(Success { id: queue.id(), place: Place::Read(queue) }) {
+                    Taken::Yes => {}
+                    Taken::Last => {
+                        queue.end();
+                        return Ok(Some(&[]));
+                    }
+                    Taken::No => return batch.fill(queue, left).map(Some),
+                }
+                left = left.wrapping_sub(1);
+                if left == 0 {
+                    break;
+                }
+                match queue.next() {
+                    0 => {}
+                    libc::ENOENT => break,
+                    _ => return Err(fail(queue)),
+                }
+            }
+            queue.end();
+        }
+        Ok(None)
     }
 
     /// Check this after an empty poll.

@@ -10,12 +10,13 @@ use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside, Occupant};
 use crate::error::{Error, Result};
 use crate::net::operations::live;
 use crate::net::peer::state::PeerState;
+use crate::net::qp::set::QpSet;
 use crate::proto::explain::look::{Contact, Found, Look};
 use crate::proto::requests::{Entry, Progress, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::work::{Batch, Completion};
+use crate::verbs::work::{Batch, Completion, Look as CompletionLook};
 
 /// Receives the number of bytes of each message of a complete request.
 pub trait Done: Fn(&[u32]) + Copy {}
@@ -130,8 +131,8 @@ pub trait Path {
     /// Whether there is one completion queue, and no message is being timed.
     fn is_plain(&self) -> bool;
 
-    /// The first completion queue.
-    fn queue(&self) -> &CompletionQueue;
+    /// The queue pairs.
+    fn qps(&mut self) -> &mut QpSet;
 
     /// If the request is complete and [`Self::finish`] is not needed, ends it and calls `done`.
     fn finish_fast(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Progress;
@@ -151,14 +152,20 @@ pub trait Path {
     /// The connection has failed.
     fn handle_empty_poll(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()>;
 
-    /// Handles the completions of the only queue in order while they fit the fast path, then
-    /// finishes the request if it is complete. Returns `None` if that is all. Otherwise pass the
-    /// returned completions to [`Self::handle_others`]: those that are left, or an empty slice.
-    fn handle_fast<'c>(
-        &mut self,
-        completions: &'c [Completion],
-        test: &Test<'_, Self::Request, impl Done>,
-    ) -> Option<&'c [Completion]>;
+    /// Reads the completions of the only queue, which a look has found, and handles them in order
+    /// while they fit the fast path. Returns `None` if all do, and no other work is due. Otherwise
+    /// pass the returned ones to [`Self::handle_others`]: those that are left, or an empty slice.
+    ///
+    /// # Errors
+    /// The queue has failed.
+    fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>>;
+
+    /// The same as [`Self::read_fast`] for completions of a poll.
+    fn handle_fast<'c>(&mut self, completions: &'c [Completion]) -> Option<&'c [Completion]>;
+
+    /// Finishes the request if it is complete, after [`Self::read_fast`] or [`Self::handle_fast`]
+    /// has handled all completions. If it returns false, call [`Self::handle_others`].
+    fn finish_fast_completions(&mut self, test: &Test<'_, Self::Request, impl Done>) -> bool;
 
     /// Handles all kinds of completions in order.
     ///
@@ -241,12 +248,43 @@ pub trait Path {
     /// The connection has failed.
     #[inline(always)]
     fn poll_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
+        let queue = self.qps().first_queue();
+        match queue.map_or(Some(CompletionLook::Nothing), CompletionQueue::look) {
+            Some(CompletionLook::Nothing) if self.has_nothing_to_do() => Ok(()),
+            Some(CompletionLook::Nothing) => self.handle_empty_poll(test),
+            Some(CompletionLook::Something) => self.read_for(test),
+            None => self.poll_batch_for(test),
+        }
+    }
+
+    /// [`Self::poll_for`] where the device only tells whether there are completions by returning
+    /// them.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    fn poll_batch_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
         let mut batch = Batch::default();
-        match self.queue().poll(&mut batch) {
+        let Some(queue) = self.qps().first_queue() else { return Ok(()) };
+        match queue.poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(test),
             Ok(completions) => self.handle_polled(completions, test),
             Err(e) => self.handle_failure(e.into()),
+        }
+    }
+
+    /// Reads completions that a look has found, and handles them.
+    ///
+    /// # Errors
+    /// The connection has failed, and the request is not complete.
+    #[inline(never)]
+    fn read_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
+        let mut batch = Batch::default();
+        match self.read_fast(&mut batch) {
+            Ok(None) if self.finish_fast_completions(test) => Ok(()),
+            Ok(others) => self.handle_others(others.unwrap_or_default(), test),
+            Err(e) => self.handle_failure(e),
         }
     }
 
@@ -260,9 +298,9 @@ pub trait Path {
         completions: &[Completion],
         test: &Test<'_, Self::Request, impl Done>,
     ) -> Result<()> {
-        match self.handle_fast(completions, test) {
-            None => Ok(()),
-            Some(others) => self.handle_others(others, test),
+        match self.handle_fast(completions) {
+            None if self.finish_fast_completions(test) => Ok(()),
+            others => self.handle_others(others.unwrap_or_default(), test),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::proto::cts::Cts;
 use crate::proto::handshake::Ring;
 use crate::proto::recv::{MAX_RECEIVES, RECEIVE_BATCH, RecvFlow};
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
-use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
+use crate::verbs::prepared_write::{InlineWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::staging::Staging;
@@ -57,7 +57,7 @@ pub struct CtsSender {
     /// Whether there is only one rail, with enough inline space, and clear-to-sends have one half.
     is_plain: bool,
     /// The write for the plain case.
-    plain: PreparedWrite,
+    plain: InlineWrite,
     /// Source buffer where a device has too little inline space.
     staging: Option<Box<Staging>>,
     /// The rail that the next write uses.
@@ -113,13 +113,7 @@ impl CtsSender {
             slots_per_write,
             rails,
             is_plain,
-            plain: PreparedWrite::new(&Write {
-                id: WrId::Cts { qp: 0 }.to_bits(),
-                local: Sge { length: 1, ..Sge::default() },
-                target: Target { rkey: rkeys[0], ..Target::default() },
-                inline: true,
-                ..Write::default()
-            }),
+            plain: InlineWrite::new(WrId::Cts { qp: 0 }.to_bits(), rkeys[0]),
             staging,
             turn: 0,
             rkey: rkeys[0],
@@ -157,11 +151,11 @@ impl CtsSender {
         let at = places.start * Cts::BYTES;
         let slots = flow.encoded_cts_narrow(places);
         let (addr, length) = (slots.as_ptr() as u64, size_of_val(slots) as u32);
-        self.plain.set_range(addr, length, self.ring.addr.wrapping_add(at as u64));
+        let range = (addr, length, self.ring.addr.wrapping_add(at as u64));
         if self.writes.count() {
-            return self.post_signaled(connected);
+            return self.post_signaled(range, qps);
         }
-        match connected.qp.try_post(&mut self.plain) {
+        match connected.qp.post_inline(&mut self.plain, range, false) {
             Ok(()) => Ok(()),
             Err(refused) => Err(refusal(qps, refused)),
         }
@@ -169,11 +163,12 @@ impl CtsSender {
 
     #[cold]
     #[inline(never)]
-    fn post_signaled(&mut self, connected: &mut ConnectedQp) -> Result<()> {
-        self.plain.set_signaled(true);
-        let outcome = connected.qp.post_prepared(&mut self.plain);
-        self.plain.set_signaled(false);
-        Ok(outcome?)
+    fn post_signaled(&mut self, range: (u64, u32, u64), qps: &mut [ConnectedQp]) -> Result<()> {
+        let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
+        connected
+            .qp
+            .post_inline(&mut self.plain, range, true)
+            .map_err(|refused| refusal(qps, refused))
     }
 
     /// [`Self::send_some`] over the current rail; then selects the next one.

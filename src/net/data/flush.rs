@@ -68,7 +68,7 @@ struct FlushRail {
     port: Arc<Rail>,
     device: Arc<OpenDevice>,
     qp: QueuePair,
-    queue: Arc<CompletionQueue>,
+    queue: CompletionQueue,
     landing: SharedRing<8, 1>,
     lkey: u32,
 }
@@ -207,7 +207,7 @@ impl Flushes {
     /// A read has failed.
     fn poll(&mut self, number: usize) -> Result<()> {
         let Self { rails, requests, flushes, .. } = self;
-        let Some(FlushRail { port, queue, .. }) = &rails[number] else { return Ok(()) };
+        let Some(FlushRail { port, queue, .. }) = &mut rails[number] else { return Ok(()) };
         let mut batch = Batch::default();
         let completions = queue.poll(&mut batch)?;
         if completions.is_empty() {

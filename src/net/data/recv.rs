@@ -33,10 +33,9 @@ use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::clock;
-use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::status::Status;
-use crate::verbs::work::Completion;
+use crate::verbs::work::{Batch, Completion, Success, Taken};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -582,8 +581,8 @@ impl Path for RecvPath {
     }
 
     #[inline(always)]
-    fn queue(&self) -> &CompletionQueue {
-        &self.qps.queue
+    fn qps(&mut self) -> &mut QpSet {
+        &mut self.qps
     }
 
     /// [`Self::finish`] is needed for a group.
@@ -626,32 +625,30 @@ impl Path for RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(e))
     }
 
-    /// The fast path takes receives that complete a whole message. It stops where receives must be
-    /// posted or clear-to-sends sent, or if the request is for a group.
     #[inline(always)]
-    fn handle_fast<'c>(
-        &mut self,
-        mut completions: &'c [Completion],
-        test: &Test<'_, RecvRequest, impl Done>,
-    ) -> Option<&'c [Completion]> {
+    fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>> {
+        let Self { flow, qps: QpSet { rails, qps, .. }, stats, .. } = self;
+        let Some(on) = rails.first_mut() else { return Ok(None) };
+        // Most messages have one completion: to look for another one would take longer.
+        Ok(on.queue.read(batch, stats.outstanding(), |success| take(flow, qps, success))?)
+    }
+
+    #[inline(always)]
+    fn handle_fast<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
-            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else {
-                return Some(completions);
-            };
-            if completion.status() != Status::SUCCESS
-                || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
-            {
-                return Some(completions);
+            let qps = &mut self.qps.qps;
+            match completion.success().map(|success| take(&mut self.flow, qps, success)) {
+                Some(Taken::Yes) => completions = others,
+                Some(Taken::Last) => return Some(others),
+                Some(Taken::No) | None => return Some(completions),
             }
-            completions = others;
-            if self.qps.qps[usize::from(qp)].count_receive() {
-                return Some(completions);
-            }
-        }
-        if self.flow.is_cts_due() || self.finish_fast(test) == Progress::Other {
-            return Some(completions);
         }
         None
+    }
+
+    #[inline(always)]
+    fn finish_fast_completions(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> bool {
+        !self.flow.is_cts_due() && self.finish_fast(test) != Progress::Other
     }
 
     /// Posts receives before, and sends due clear-to-sends after.
@@ -902,6 +899,18 @@ impl RecvPath {
             _ => Ok(()),
         }
     }
+}
+
+/// Handles a completion on the fast path, which takes receives that complete a whole message. It
+/// stops where receives must be posted.
+#[inline(always)]
+fn take(flow: &mut RecvFlow, qps: &mut [ConnectedQp], success: Success<'_>) -> Taken {
+    let WrId::Receive { qp } = WrId::from_bits(success.id()) else { return Taken::No };
+    let Some(connected) = qps.get_mut(usize::from(qp)) else { return Taken::No };
+    if !flow.complete_whole(QpIndex(qp), Imm::from_bits(success.imm())) {
+        return Taken::No;
+    }
+    if connected.count_receive() { Taken::Last } else { Taken::Yes }
 }
 
 /// Handles a successful completion of a receiver's work request.

@@ -33,14 +33,13 @@ use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::clock;
-use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::device_memory::read_barrier;
-use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
+use crate::verbs::prepared_write::{ImmediateWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Completion, Sge, Target, Write};
+use crate::verbs::work::{Batch, Completion, Sge, Success, Taken, Target, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -118,8 +117,8 @@ pub struct SendPath {
     fast_up_to: u32,
     /// Messages of host memory of up to this many bytes are sent inline.
     inline_up_to: u32,
-    /// The write of such a message: signalled, with immediate data.
-    single: PreparedWrite,
+    /// The write of such a message.
+    single: ImmediateWrite,
     /// Whether it has had one rail from the beginning.
     has_one_rail: bool,
     /// `None`: it never has lanes.
@@ -179,12 +178,7 @@ impl SendComm {
             inline_up_to,
             tags_are_ranks: nic.has_only_ranks_as_tags(),
             has_cut: false,
-            single: PreparedWrite::new(&Write {
-                local: Sge { length: 1, ..Sge::default() },
-                imm: Some(0),
-                signaled: true,
-                ..Write::default()
-            }),
+            single: ImmediateWrite::default(),
         };
         path.fast_up_to = path.fast_bytes();
         Self {
@@ -435,8 +429,8 @@ impl SendPath {
             let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
             let prepare = |cts: &Cts| {
                 let local = Sge { addr, length, lkey: memory.lkey(0) };
-                single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-                single.set_signaled_data(memory.source(length, *inline_up_to));
+                let target = Target { addr: cts.addr, rkey: cts.rkeys[0] };
+                single.set_data(local, target, memory.source(length, *inline_up_to));
             };
             if let Fast::Begun(transfer) =
                 flow.submit_single(tag, addr, length, read, prepare, begun)
@@ -468,11 +462,11 @@ impl SendPath {
         // then a flag that NCCL has read.
         read_barrier();
         let (qp, imm) = transfer.single();
-        self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
+        let id = WrId::Data { request: transfer.id, qp: qp.0 }.to_bits();
         let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
             return self.handle_failure(no_such_qp(qp));
         };
-        match connected.qp.try_post(&mut self.single) {
+        match connected.qp.post_immediate(&mut self.single, id, imm.to_bits()) {
             Ok(()) => Ok(()),
             Err(refused) => self.handle_refused_post(refused),
         }
@@ -534,9 +528,9 @@ impl SendPath {
         }
         if self.is_fast(transfer.length) {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
-            self.single
-                .set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
-            self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
+            let target = Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] };
+            let source = memory.source(transfer.length, self.inline_up_to);
+            self.single.set_data(local, target, source);
             return self.post_single(&transfer);
         }
         // What cannot be posted is sent after the recovery.
@@ -651,8 +645,8 @@ impl Path for SendPath {
     }
 
     #[inline(always)]
-    fn queue(&self) -> &CompletionQueue {
-        &self.qps.queue
+    fn qps(&mut self) -> &mut QpSet {
+        &mut self.qps
     }
 
     #[inline(always)]
@@ -686,24 +680,29 @@ impl Path for SendPath {
         self.check_stall()
     }
 
-    /// The fast path takes successful writes that carry data and its immediate ([`WrId::Data`]).
     #[inline(always)]
-    fn handle_fast<'c>(
-        &mut self,
-        mut completions: &'c [Completion],
-        test: &Test<'_, SendRequest, impl Done>,
-    ) -> Option<&'c [Completion]> {
+    fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>> {
+        let Self { flow, qps, stats, .. } = self;
+        let Some(queue) = qps.first_queue() else { return Ok(None) };
+        // Most messages have one completion: to look for another one would take longer.
+        Ok(queue.read(batch, stats.outstanding(), |success| take(flow, success))?)
+    }
+
+    #[inline(always)]
+    fn handle_fast<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
-            let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else {
-                return Some(completions);
-            };
-            if completion.status() != Status::SUCCESS || !self.flow.complete_stripe(of) {
-                return Some(completions);
+            match completion.success().map(|success| take(&mut self.flow, success)) {
+                Some(Taken::Yes) => completions = others,
+                _ => return Some(completions),
             }
-            completions = others;
         }
-        self.finish_fast(test);
         None
+    }
+
+    #[inline(always)]
+    fn finish_fast_completions(&mut self, test: &Test<'_, SendRequest, impl Done>) -> bool {
+        self.finish_fast(test);
+        true
     }
 
     #[inline(always)]
@@ -1000,6 +999,16 @@ impl SendPath {
         self.mode = Mode::Running;
         self.peer.set_recovering(false);
         Ok(())
+    }
+}
+
+/// Handles a completion on the fast path, which takes writes that carry data and its immediate
+/// ([`WrId::Data`]).
+#[inline(always)]
+fn take(flow: &mut SendFlow, success: Success<'_>) -> Taken {
+    match WrId::from_bits(success.id()) {
+        WrId::Data { request, .. } if flow.complete_stripe(request) => Taken::Yes,
+        _ => Taken::No,
     }
 }
 

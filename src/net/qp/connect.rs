@@ -100,23 +100,11 @@ impl InitQpSet {
             waiting.push(qp);
         }
         waiting.reverse();
-        let queue =
-            rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
         let (name, round_trip) = (nic.name.clone(), nic.round_trips.to(&remote));
         let listened = Default::default();
-        let connected = QpSet {
-            queue,
-            qps,
-            rails,
-            name,
-            striping,
-            remote,
-            priority,
-            labels,
-            round_trip,
-            listened,
-        };
+        let connected =
+            QpSet { qps, rails, name, striping, remote, priority, labels, round_trip, listened };
         let attempts = Attempts::new(retries);
         Ok(ConnectingQpSet {
             endpoint: self.endpoint,

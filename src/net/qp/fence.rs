@@ -180,7 +180,7 @@ impl QpSet {
         drained: &mut Drained,
     ) -> Result<usize> {
         let mut batch = Batch::default();
-        let queue = &self.rails[place].queue;
+        let queue = &mut self.rails[place].queue;
         let completions = queue.poll(&mut batch)?;
         if completions.is_empty() {
             queue.check()?;

@@ -8,7 +8,6 @@ use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
 use crate::proto::lanes::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::error::Error as VerbsError;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess, ResetQueuePair};
 use crate::verbs::sink::Sink;
 use crate::verbs::thread_domain::ThreadDomain;
@@ -42,7 +41,7 @@ pub(in crate::net) struct QpSetRail {
     /// The port's device as it was open when the queue pairs were created.
     pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
-    pub(in crate::net) queue: Arc<CompletionQueue>,
+    pub(in crate::net) queue: CompletionQueue,
     /// The share of the card's budget for its queue pairs except the first, where lanes are
     /// automatic.
     lanes: Option<LaneLease>,
@@ -70,18 +69,26 @@ impl InitRailQps {
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let sink = device.sink()?;
-        let queue = CompletionQueue::new(&device.context, entries)?;
         let thread =
             port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
-        let thread = thread.unwrap_or_else(|error| {
-            log_no_thread_domain(nic, port, &error);
+        let mut thread = thread.unwrap_or_else(|error| {
+            log_no_thread_domain(port, &error);
             None
         });
+        let mut queue = match &thread {
+            Some(thread) => CompletionQueue::in_thread(thread, entries),
+            None => CompletionQueue::new(&device.context, entries),
+        }?;
         let tried = if more_than.is_some() { 2 * count } else { count };
         let mut qps = Vec::with_capacity(tried);
         while qps.len() < tried {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
+                // The driver may refuse the domain that it has allocated.
+                Err(error) if qps.is_empty() && thread.take().is_some() => {
+                    log_no_thread_domain(port, &error);
+                    queue = CompletionQueue::new(&device.context, entries)?;
+                }
                 Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => {
                     return Err(error);
                 }
@@ -141,13 +148,9 @@ fn is_exhausted(error: &Error) -> bool {
     matches!(error.errno, Some(libc::ENOMEM | libc::ENOSPC | libc::EAGAIN))
 }
 
-/// Logs that `FERRITE_THREAD_DOMAINS` is set, but a connection on `port` has none.
-fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &VerbsError) {
-    let text = format!("{}: no thread domain for a connection: {error}", port.name);
-    match nic.notices.line("thread domain", &text) {
-        Some(line) => log::info!("{line}"),
-        None => log::debug!("{text}"),
-    }
+/// Logs that a connection on `port` has no thread domain. Most drivers have none.
+fn log_no_thread_domain(port: &Rail, error: impl std::fmt::Display) {
+    log::debug!("{}: no thread domain for a connection: {error}", port.name);
 }
 
 /// Logs that a connection has `count` lanes on a rail instead of `wanted`, because of `error`.
@@ -168,7 +171,7 @@ pub fn create_qp(
     rail: &Rail,
     device: &OpenDevice,
     thread: Option<&Arc<ThreadDomain>>,
-    queue: &Arc<CompletionQueue>,
+    queue: &CompletionQueue,
     caps: QpCaps,
     access: RemoteAccess,
 ) -> Result<InitQueuePair> {

@@ -166,7 +166,7 @@ impl ReachTest {
     /// The peer has sent a message too early. The connection cannot continue.
     pub fn poll(&mut self) -> Result<Option<Silent>> {
         let looked = std::mem::replace(&mut self.looked, clock::since(self.begun));
-        for on in &self.qps.rails {
+        for on in &mut self.qps.rails {
             let mut batch = Batch::default();
             // A failed queue reports nothing more.
             for completion in on.queue.poll(&mut batch).unwrap_or_default() {

@@ -53,8 +53,6 @@ pub struct ConnectedQp {
 /// The connected queue pairs of one end.
 #[derive(Debug)]
 pub struct QpSet {
-    /// The completion queue of the first rail. Most connections have no other.
-    pub(in crate::net) queue: Arc<CompletionQueue>,
     /// The queue pairs, by index.
     pub qps: Vec<ConnectedQp>,
     pub(in crate::net) rails: Vec<QpSetRail>,
@@ -255,12 +253,10 @@ impl QpSet {
         self.rails.iter().all(|on| !on.queue.has_failed() && !on.device.is_lost())
     }
 
-    /// Takes all queue pairs out. Keeps the first completion queue until there are others.
+    /// Takes all queue pairs out.
     pub fn take(&mut self) -> Self {
-        let (queue, name, remote) =
-            (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
+        let (name, remote) = (self.name.clone(), self.remote.clone());
         let empty = Self {
-            queue,
             qps: Vec::new(),
             rails: Vec::new(),
             name,
@@ -320,6 +316,12 @@ impl QpSet {
     pub fn time_to_carry(&self, bytes: u64) -> Duration {
         let mbps: u64 = self.remote.rails.iter().map(|rail| u64::from(rail.speed_mbps)).sum();
         Duration::from_micros(bytes * 8 / mbps.max(1))
+    }
+
+    /// The completion queue of the first rail. Most connections have no other.
+    #[inline(always)]
+    pub fn first_queue(&mut self) -> Option<&mut CompletionQueue> {
+        self.rails.first_mut().map(|on| &mut on.queue)
     }
 
     /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`]

@@ -55,6 +55,41 @@ fn structs_lie_as_in_c() {
         qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags, max_tso_header,
         rwq_ind_tbl, source_qpn, send_ops_flags
     });
+    layout!(
+        all,
+        "struct ibv_qp_ex",
+        verbs::ibv_qp_ex {
+            comp_mask,
+            wr_id,
+            wr_flags,
+            wr_rdma_read,
+            wr_rdma_write,
+            wr_rdma_write_imm,
+            wr_set_inline_data,
+            wr_set_sge,
+            wr_set_sge_list,
+            wr_start,
+            wr_complete
+        }
+    );
+    layout!(
+        all,
+        "struct ibv_cq_ex",
+        verbs::ibv_cq_ex {
+            comp_mask,
+            status,
+            wr_id,
+            start_poll,
+            next_poll,
+            end_poll,
+            read_vendor_err,
+            read_imm_data
+        }
+    );
+    layout!(all, whole "struct ibv_poll_cq_attr", verbs::ibv_poll_cq_attr { comp_mask });
+    layout!(all, whole "struct ibv_cq_init_attr_ex", verbs::ibv_cq_init_attr_ex {
+        cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain
+    });
     layout!(all, whole "struct ibv_td_init_attr", verbs::ibv_td_init_attr { comp_mask });
     layout!(all, whole "struct ibv_parent_domain_init_attr", verbs::ibv_parent_domain_init_attr { pd, td, comp_mask });
     layout!(all, whole "struct ibv_global_route", verbs::ibv_global_route {
@@ -92,6 +127,7 @@ fn calls_in_front_of_a_context_lie_as_in_c() {
         ("sz", extended_call::SIZE),
         ("query_port", extended_call::QUERY_PORT),
         ("create_qp_ex", extended_call::CREATE_QP_EX),
+        ("create_cq_ex", extended_call::CREATE_CQ_EX),
         ("alloc_td", extended_call::ALLOC_TD),
         ("dealloc_td", extended_call::DEALLOC_TD),
         ("alloc_parent_domain", extended_call::ALLOC_PARENT_DOMAIN),
@@ -144,6 +180,7 @@ fn numbers_are_those_of_c() {
         IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
         IBV_QP_EX_WITH_RDMA_READ,
     );
+    numbers!(IBV_WC_EX_WITH_IMM, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,);
     numbers!(
         IBV_QPS_INIT,
         IBV_QPS_RTR,
