@@ -18,7 +18,8 @@ use crate::measure::plan;
 use crate::measure::stream::{Ends, TAG, set_up};
 use crate::measure::turns::PENDING;
 use crate::nccl::library::Source;
-use crate::pair::parent::{Pair, WorkerMessage, json_error};
+use crate::pair::parent::Pair;
+use crate::pair::worker_ctx::WorkerMessage;
 use crate::pair::{Setting, WorkerCtx};
 use crate::system::host;
 use crate::transport::buffer::Buffer;
@@ -139,7 +140,7 @@ impl Request {
                 }
                 continue;
             }
-            ends[rank] = Some(serde_json::from_value::<End>(value).map_err(|e| json_error(&e))?);
+            ends[rank] = Some(serde_json::from_value::<End>(value)?);
         }
         pair.ended(EXIT_TIMEOUT)?;
         let ([Some(mut zero), Some(mut one)], 3) = (ends, counts.len()) else {

@@ -8,7 +8,6 @@ use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
 use crate::connections::{Job, Request};
 use crate::error::{Error, Result};
-use crate::pair::parent::to_json;
 use crate::system::dist::Dist;
 use crate::system::output;
 use crate::verbs::{Verbs, control_of};
@@ -61,7 +60,7 @@ impl Connections {
             },
             fault: self.fault.map(|rule| (rule, self.fault_at_ms)),
         };
-        output::write_stdout(&format!("{}\n", to_json(&request.run()?)?))?;
+        output::write_stdout(&format!("{}\n", serde_json::to_string(&request.run()?)?))?;
         Ok(Exit::Good)
     }
 }

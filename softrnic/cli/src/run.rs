@@ -10,9 +10,9 @@ use std::process::Command;
 use clap::Args;
 use ibverbs::control::gpu_helper::{Stage, serve};
 
-use crate::env::{Settings, variable};
+use crate::env::Settings;
 use crate::faithful;
-use crate::find::{Failure, forget_old_runs, to_look_at};
+use crate::find::{Failure, forget_old_runs, to_look_at, variable};
 use crate::provider::{Front, Provider};
 
 /// Runs a program, and the programs that it starts, on the software device.
