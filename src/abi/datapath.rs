@@ -208,7 +208,7 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
     request: *mut c_void,
     answer: Answer,
 ) -> ncclResult_t {
-    guard_steps("test", || {
+    guard_steps("test", move || {
         // SAFETY: a request is an entry of its communicator's table and lives as long. Only
         // requests of communicators of this type have these functions: `Handle::new_send` and
         // `Handle::new_recv` get the matching one.
@@ -226,7 +226,7 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
 /// `request` is a flush of a live communicator.
 #[inline(never)]
 pub(super) unsafe extern "C" fn test_flush(request: *mut c_void, answer: Answer) -> ncclResult_t {
-    guard_steps("test", || {
+    guard_steps("test", move || {
         // SAFETY: as in `test_message`.
         let request = unsafe { &*request.cast::<Entry<()>>() };
         // SAFETY: as in `test_message`.
