@@ -74,7 +74,7 @@ pub struct Config {
     pub new_paths: bool,
     /// Clear-to-sends and short messages of host memory are sent inline, if the device can.
     pub inline_data: bool,
-    /// Queue pairs are in thread domains, if the device has them.
+    /// Queues are in thread domains, if the device has them.
     pub thread_domains: bool,
     /// Several writes on one queue pair are posted with one doorbell.
     pub chain_writes: bool,
