@@ -151,10 +151,9 @@ impl Batch {
                 if count >= most || count == POLL_BATCH {
                     break;
                 }
-                match queue.next() {
-                    0 => {}
-                    libc::ENOENT => break,
-                    _ => return Err(fail(queue)),
+                // As in [`CompletionQueue::read`].
+                if queue.next() != 0 {
+                    break;
                 }
             }
         }
@@ -162,18 +161,6 @@ impl Batch {
         unsafe { queue.end() };
         self.first(count)
     }
-}
-
-/// Ends a poll that has found that the queue has failed.
-///
-/// # Safety
-/// As for [`ExtendedQueue::end`].
-#[cold]
-#[inline(never)]
-unsafe fn fail(queue: ExtendedQueue) -> Error {
-    // SAFETY: by the caller.
-    unsafe { queue.end() };
-    overrun()
 }
 
 impl QueuePair {
@@ -423,10 +410,9 @@ impl CompletionQueue {
                 if left == 0 {
                     break;
                 }
-                match queue.next() {
-                    0 => {}
-                    libc::ENOENT => break,
-                    _ => return Err(fail(queue)),
+                // What was read is handled first: a queue that has failed says so at the next look.
+                if queue.next() != 0 {
+                    break;
                 }
             }
             queue.end();
