@@ -118,6 +118,22 @@ variants() {
 }
 
 # Other cases each night.
+# The system's own driver libraries: what the tests of each change have no time for.
+providers() {
+    local provider release fault beneath
+    for provider in mlx5 erdma; do
+        beneath=(dist/bin/softrnic run --provider "$provider" --same-card --time-scale 0.05)
+        "${beneath[@]}" -- dist/bin/ferrite check --verbs system
+        "${beneath[@]}" -- dist/bin/ferrite verify --verbs system
+        for release in 2.21.5 2.28.9 2.30.7 2.32.3; do
+            "${beneath[@]}" -- dist/bin/ferrite verify --verbs system --over single --stock "$release"
+        done
+        for fault in "port-down=1500ms device=softrnic0/1 message=500 times=1" "qp-error message=500 times=1" "drop chance=0.01"; do
+            "${beneath[@]}" --faults "$fault" -- dist/bin/ferrite verify --verbs system --over single --long 40000
+        done
+    done
+}
+
 injections() { scripts/hang_injections.py --cases 60 --seed "$RANDOM" --most 32 --out target/hang-injections; }
 
 features() {
@@ -251,6 +267,7 @@ steps() {
     "$1" "UCCL's plugin as a side of the comparison" or_skipped scripts/uccl.sh
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
     "$1" "the contract, and faults, on devices that do what some cards and kernels do otherwise" variants
+    "$1" "the contract, every byte, and faults on the system's own driver libraries" providers
     "$1" "processes, paths and cards held up at random, and what the hang report says of them" injections
     "$1" "the plugin with all features" features
     "$1" "tests that take too long for every change" long_tests

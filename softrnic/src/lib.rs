@@ -249,7 +249,7 @@ mod verbs;
 /// The verbs as functions, and their structures: for a library that has these devices beneath
 /// another libibverbs (softrnic/provider).
 pub mod calls {
-    pub use crate::abi::types;
+    pub use crate::abi::{qp_ex, types};
     pub use crate::drivers::table::beneath_a_provider;
     pub use crate::verbs::*;
 

@@ -1,9 +1,9 @@
-//! Programs on the system's own libibverbs and libmlx5, with softrnic as kernel and card beneath.
+//! Programs on the system's own libibverbs and its driver libraries, with softrnic as kernel and card beneath.
 
 mod common;
 
 use common::tools::{Bench, compiled};
-use testkit::require;
+use testkit::{Missing, require};
 
 #[test]
 fn devices_are_those_of_a_connectx() {
@@ -37,9 +37,11 @@ fn devices_are_those_of_a_connectx() {
 #[test]
 fn ping_pong() {
     let bench = require!(Bench::beneath("mlx5", &[]));
-    for tool in ["ibv_rc_pingpong", "ibv_uc_pingpong"] {
-        // With a check of what arrived.
-        let [server, client] = bench.pair(tool, &["-n", "50", "-g", "1", "-c"]);
+    for (tool, more) in
+        [("ibv_rc_pingpong", "-c"), ("ibv_uc_pingpong", "-c"), ("ibv_rc_pingpong", "-ce")]
+    {
+        // With a check of what arrived; with notifications.
+        let [server, client] = bench.pair(tool, &["-n", "50", "-g", "1", more]);
         for text in [server.well(), client.well()] {
             assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
         }
@@ -54,6 +56,8 @@ fn perftest_measures_each_operation() {
         ("ib_write_bw", ["-q", "8"].as_slice()),
         ("ib_write_lat", &[]),
         ("ib_send_bw", &[]),
+        // Waits for notifications.
+        ("ib_send_bw", &["-e"]),
         ("ib_read_bw", &[]),
         ("ib_atomic_bw", &[]),
     ] {
@@ -83,29 +87,91 @@ fn random_requests_do_the_same_as_on_softrnic_alone() {
     }
 }
 
-/// The same calls and requests on the library that drives such cards, and on softrnic alone with
-/// devices of that driver: sizes, refusals, and every field of every completion are the same.
+/// What the program prints on the library that drives such cards, and on softrnic alone with devices
+/// of that driver.
+fn printed(
+    provider: &'static str,
+    program: &str,
+    variables: &[(&str, &str)],
+    arguments: &[&[&str]],
+) -> Result<Vec<[String; 2]>, Missing> {
+    let real = Bench::beneath(provider, variables)?;
+    let own = [variables, &[("SOFTRNIC_DRIVER", provider)]].concat();
+    let own = Bench::of(("cc", "gcc"), &own)?;
+    let run = |words: &&[&str]| [&real, &own].map(|bench| bench.run(program, words).well());
+    Ok(arguments.iter().map(run).collect())
+}
+
+/// Fails with the first line in which they differ, and those around it.
+fn same([real, own]: &[String; 2]) {
+    let differs = real.lines().zip(own.lines()).position(|(one, other)| one != other);
+    if let Some(at) = differs {
+        let part = |text: &str| {
+            text.lines().skip(at.saturating_sub(12)).take(16).collect::<Vec<_>>().join("\n")
+        };
+        panic!("line {at}\n{}\n\nsoftrnic alone\n{}", part(real), part(own));
+    }
+    assert_eq!(real, own);
+    assert!(real.ends_with("end\n"), "{real}");
+}
+
+/// The same calls and requests: sizes, refusals, and every field of every completion are the same.
 fn twins(provider: &'static str) {
     let (_folder, program) = require!(compiled("cc", "truths", &["-libverbs"], "libibverbs-dev"));
-    let soon = ("SOFTRNIC_TIME_SCALE", "0.05");
-    let real = require!(Bench::beneath(provider, &[soon]));
-    let own = require!(Bench::of(("cc", "gcc"), &[soon, ("SOFTRNIC_DRIVER", provider)]));
-    for seed in ["1", "2"] {
-        let [one, other] = [&real, &own].map(|bench| bench.run(&program, &[seed, "40"]).well());
-        let lines = || one.lines().zip(other.lines()).enumerate();
-        if let Some((at, _)) = lines().find(|(_, (one, other))| one != other) {
-            let shown = |text: &str| {
-                text.lines().skip(at.saturating_sub(12)).take(16).collect::<Vec<_>>().join("\n")
-            };
-            panic!("seed {seed}, line {at}\n{}\n\nsoftrnic alone\n{}", shown(&one), shown(&other));
-        }
-        assert!(one == other && one.ends_with("end\n"), "seed {seed}");
-    }
+    let soon = [("SOFTRNIC_TIME_SCALE", "0.05")];
+    let seeds: [&[&str]; 2] = [&["1", "40"], &["2", "40"]];
+    require!(printed(provider, &program, &soon, &seeds)).iter().for_each(same);
 }
 
 #[test]
 fn the_driver_mlx5_does_what_libmlx5_does() {
     twins("mlx5");
+}
+
+#[test]
+fn the_driver_erdma_does_what_liberdma_does() {
+    twins("erdma");
+}
+
+/// Completion channels; events of queue pairs, of ports, of a device.
+#[test]
+fn notifications_and_events_arrive_as_on_softrnic_alone() {
+    let (_folder, program) = require!(compiled("cc", "notices", &["-libverbs"], "libibverbs-dev"));
+    let rules = "qp-error message=5 times=1; port-down=50ms message=6 times=1; device-fatal message=7 times=1";
+    let variables = [("SOFTRNIC_TIME_SCALE", "0.05"), ("SOFTRNIC_FAULTS", rules)];
+    for provider in ["mlx5", "erdma"] {
+        for both in require!(printed(provider, &program, &variables, &[&[]])) {
+            same(&both);
+            for line in [
+                "notified: of sends, word 1",
+                "destroyed: 0 0 0",
+                "event: local work queue catastrophic error, queue pair 0",
+                "event: port error, port 1",
+                "event: port active, port 1",
+                "event: local catastrophic error",
+                "another queue: refused",
+            ] {
+                assert!(both[0].contains(&format!("\n{line}\n")), "{line}: {}", both[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_of_erdma() {
+    let bench = require!(Bench::beneath("erdma", &[]));
+    let text = bench.run("ibv_devinfo", &[]).well();
+    for fact in ["hca_id:\terdma_0\n", "vendor_id:\t\t\t0x1ded\n", "vendor_part_id:\t\t\t4223\n"] {
+        assert!(text.contains(fact), "{fact}: {text}");
+    }
+    for more in [&["-n", "50", "-g", "1", "-c"][..], &["-n", "50", "-g", "1", "-c", "-e"]] {
+        let [server, client] = bench.pair("ibv_rc_pingpong", more);
+        for text in [server.well(), client.well()] {
+            assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
+        }
+    }
+    let told = bench.run("cat", &["/sys/class/infiniband/erdma_0/device/modalias"]).well();
+    assert!(told.starts_with("pci:v00001DEDd0000107Fsv"), "{told}");
 }
 
 #[test]
@@ -121,7 +187,6 @@ fn other_cards_are_refused_in_a_sentence() {
 fn what_is_not_modelled_is_refused_in_a_sentence() {
     let bench = require!(Bench::beneath("mlx5", &[]));
     for (tool, more, what) in [
-        ("ibv_rc_pingpong", "-e", "completion channels"),
         ("ibv_ud_pingpong", "-n1", "queue pairs of types other than RC and UC"),
         ("ibv_srq_pingpong", "-n1", "shared receive queues"),
     ] {

@@ -15,6 +15,8 @@ use crate::library::{beside, this_program};
 pub(crate) enum Provider {
     /// Of ConnectX
     Mlx5,
+    /// Of Alibaba Cloud's elastic RDMA
+    Erdma,
 }
 
 /// Versions of libibverbs' interface for driver libraries that are known, by the number in the
@@ -34,6 +36,7 @@ impl Provider {
     fn name(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5",
+            Self::Erdma => "erdma",
         }
     }
 
@@ -140,7 +143,7 @@ impl Front {
             let name = provider.name();
             return Err(format!(
                 "--provider {name} needs devices with the limits of its cards, not of {driver}: \
-                 leave --driver and SOFTRNIC_DRIVER out, or name a generation such as mlx5-cx6"
+                 leave --driver and SOFTRNIC_DRIVER out, or name one that begins with {name}"
             ));
         }
         Ok(Self { provider, part: ibverbs::control::planned_part()? })
@@ -152,13 +155,16 @@ impl Front {
     }
 
     pub(crate) fn card(&self) -> String {
-        format!("MT{}", self.part)
+        match self.provider {
+            Provider::Mlx5 => format!("MT{}", self.part),
+            Provider::Erdma => "erdma".to_owned(),
+        }
     }
 
     /// Of the driver's part of the kernel's interface.
     pub(crate) fn abi(&self) -> String {
         match self.provider {
-            Provider::Mlx5 => "1".to_owned(),
+            Provider::Mlx5 | Provider::Erdma => "1".to_owned(),
         }
     }
 
@@ -166,6 +172,7 @@ impl Front {
     pub(crate) fn vendor(&self) -> u32 {
         match self.provider {
             Provider::Mlx5 => 0x15b3,
+            Provider::Erdma => 0x1ded,
         }
     }
 

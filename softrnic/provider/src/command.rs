@@ -8,9 +8,8 @@ use ibverbs::calls::types;
 use ibverbs::calls::types::{AhAttr, PortAttr, QpAttr, QpCap, QpInitAttr, qp_type};
 
 use crate::objects::{Card, Context, Cq, Qp};
-use crate::provider::MOST;
 use crate::uapi::{
-    CREATE, Call, Cap, DESTROY, DRIVER_IN, DRIVER_OUT, Destination, DeviceAnswer, ModifyQp,
+    CREATE, Call, DESTROY, DRIVER_IN, DRIVER_OUT, Destination, DeviceAnswer, ModifyQp,
     OPTIONAL_ACCESS, PortAnswer, QpAnswer, QueryQp, REG_DMABUF_MR, RegMr, bytes, create_cq,
     create_qp, destroy, device, get_context, object, query_gid_entry, query_gid_table, query_port,
     read, reg_dmabuf, write,
@@ -53,9 +52,8 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
         (object::MR, REG_DMABUF_MR) => reg_dmabuf_mr(context, call),
         (object::CQ, CREATE) => new_cq(context, call),
         (object::CQ, DESTROY) => {
-            let events = context.destroy_cq(call.word(destroy::HANDLE)?)?;
-            // There are no completion channels.
-            call.output(destroy::OUT, &[0_u32.to_ne_bytes(), events.to_ne_bytes()].concat());
+            let reported = context.destroy_cq(call.word(destroy::HANDLE)?)?;
+            call.output(destroy::OUT, &reported.map(u32::to_ne_bytes).concat());
             Ok(())
         }
         (object::SRQ, CREATE) => Err(absent("shared receive queues")),
@@ -65,24 +63,35 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
             call.output(destroy::OUT, &events.to_ne_bytes());
             Ok(())
         }
-        _ => context.provider.command(context, call),
+        _ => context.provider.command(&context.pages, call),
     }
 }
 
-/// The completion queue that this command has created.
-pub(crate) fn created_cq(context: &Context, call: &Call<'_>) -> Option<Arc<Cq>> {
-    let is_one = call.what == (object::CQ, CREATE);
-    is_one.then(|| call.word(create_cq::HANDLE).and_then(|handle| context.cqs.get(handle)).ok())?
+/// The queue that this command has created.
+pub(crate) enum Created {
+    Cq(Arc<Cq>),
+    Qp(Arc<Qp>),
 }
 
-/// The queue pair that this command has created, if the provider has extended ones.
-pub(crate) fn created_qp(context: &Context, call: &Call<'_>) -> Option<Arc<Qp>> {
-    let is_one = call.what == (object::QP, CREATE) && context.provider.has_extended_qps();
-    is_one.then(|| call.word(create_qp::HANDLE).and_then(|handle| context.qps.get(handle)).ok())?
+/// What this command, which has been carried out, has created: a queue that may be extended.
+pub(crate) fn created(context: &Context, call: &Call<'_>) -> Option<Created> {
+    let object = match call.what {
+        (object @ (object::CQ | object::QP), CREATE) if context.provider.has_extended() => object,
+        _ => return None,
+    };
+    // Both have the handle in the same place.
+    let handle = call.word(create_cq::HANDLE).ok()?;
+    if object == object::CQ {
+        context.cqs.get(handle).ok().map(Created::Cq)
+    } else {
+        context.qps.get(handle).ok().map(Created::Qp)
+    }
 }
+
+const _: () = assert!(create_cq::HANDLE == create_qp::HANDLE);
 
 /// Commands of the older kind, without objects.
-fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
+fn old(context: &'static Context, call: &mut Call<'_>) -> Result<(), i32> {
     const QUERY_DEVICE: u32 = write::QUERY_DEVICE | write::EXTENDED;
     const MODIFY_QP: u32 = write::MODIFY_QP | write::EXTENDED;
     match call.word(write::NUMBER)? {
@@ -129,14 +138,13 @@ fn old(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
             call.output(write::OUT, bytes(&answer));
             Ok(())
         }
-        number => {
-            let what = match number & !write::EXTENDED {
-                5 => "address handles",
-                17 => "completion channels",
-                _ => return Err(libc::EOPNOTSUPP),
-            };
-            Err(absent(what))
+        write::CREATE_COMP_CHANNEL => {
+            let fd = context.new_channel()?;
+            call.output(write::OUT, &fd.to_ne_bytes());
+            Ok(())
         }
+        write::CREATE_AH => Err(absent("address handles")),
+        _ => Err(libc::EOPNOTSUPP),
     }
 }
 
@@ -309,20 +317,23 @@ fn as_word(handle: u32) -> *mut c_void {
 
 fn new_cq(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     let (cqe, vector) = (call.word(create_cq::CQE)?, call.word(create_cq::VECTOR)?);
-    if call.has(create_cq::CHANNEL) {
-        return Err(absent("completion channels"));
-    }
+    let channel = match call.number(create_cq::CHANNEL) {
+        Ok(fd) => Some(context.channel(fd as i32)?),
+        Err(_) => None,
+    };
     let memory = context.provider.cq(call.input(DRIVER_IN)?, cqe)?;
     let handle = context.cqs.handle();
-    let (none, word) = (std::ptr::null_mut(), as_word(handle));
-    // SAFETY: softrnic's handle.
+    let theirs = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.card.0);
+    let word = as_word(handle);
+    // SAFETY: softrnic's handles.
     let card =
-        made(unsafe { calls::create_cq(context.card.0, cqe as i32, word, none, vector as i32) })?;
+        made(unsafe { calls::create_cq(context.card.0, cqe as i32, word, theirs, vector as i32) })?;
     let user = call.number(create_cq::USER_HANDLE)?;
-    context.cqs.add(handle, Cq::new(card, memory, user));
+    let answer = memory.answer(handle);
+    context.cqs.add(handle, Cq::new(card, memory, user, channel));
     call.set(create_cq::HANDLE, handle.into());
     call.output(create_cq::OUT_CQE, &cqe.to_ne_bytes());
-    call.output(DRIVER_OUT, &context.provider.cq_answer(handle));
+    call.output(DRIVER_OUT, &answer);
     Ok(())
 }
 
@@ -337,38 +348,27 @@ fn new_qp(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     let pd = context.pds.get(call.word(create_qp::PD)?)?;
     let send_cq = context.cqs.get(call.word(create_qp::SEND_CQ)?)?;
     let recv_cq = context.cqs.get(call.word(create_qp::RECV_CQ)?)?;
-    let memory = context.provider.qp(call.input(DRIVER_IN)?)?;
-    let asked: Cap = read(call.input(create_qp::CAP)?);
-    if asked.exceeds(&MOST) {
-        return Err(libc::EINVAL);
-    }
-    let needed = memory.cap(asked);
+    let asked: QpCap = read(call.input(create_qp::CAP)?);
+    let memory = context.provider.qp(call.input(DRIVER_IN)?, asked)?;
     let handle = context.qps.handle();
     let mut init = QpInitAttr {
         qp_context: as_word(handle),
         send_cq: send_cq.card.0,
         recv_cq: recv_cq.card.0,
         srq: std::ptr::null_mut(),
-        cap: QpCap {
-            max_send_wr: needed.send_wr,
-            max_recv_wr: needed.recv_wr,
-            max_send_sge: needed.send_sge,
-            max_recv_sge: needed.recv_sge,
-            max_inline_data: needed.inline_data,
-        },
+        cap: asked,
         qp_type: kind,
         // Each send says whether it is signaled.
         sq_sig_all: 0,
     };
     // SAFETY: softrnic's handles.
-    let card = made(unsafe { calls::create_qp(pd.0, &raw mut init) })?;
+    let card = made(unsafe { calls::create_sized_qp(pd.0, &mut init, memory.cap()) })?;
     let user = call.number(create_qp::USER_HANDLE)?;
     let qp = Qp::create(context, card, (handle, user), memory, [send_cq, recv_cq]);
     call.set(create_qp::HANDLE, handle.into());
     call.output(create_qp::OUT_CAP, bytes(&asked));
     call.output(create_qp::OUT_NUMBER, &qp.number().to_ne_bytes());
-    let answer = context.provider.qp_answer(call.input(DRIVER_IN)?);
-    call.output(DRIVER_OUT, &answer);
+    call.output(DRIVER_OUT, &qp.memory.answer(qp.number()));
     Ok(())
 }
 
@@ -447,13 +447,7 @@ fn query_qp(qp: &Qp, mask: i32) -> Result<QpAnswer, i32> {
     Ok(QpAnswer {
         to: destination_of(&attr.ah_attr),
         alternative: destination_of(&attr.alt_ah_attr),
-        cap: Cap {
-            send_wr: attr.cap.max_send_wr,
-            recv_wr: attr.cap.max_recv_wr,
-            send_sge: attr.cap.max_send_sge,
-            recv_sge: attr.cap.max_recv_sge,
-            inline_data: attr.cap.max_inline_data,
-        },
+        cap: attr.cap,
         qkey: attr.qkey,
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,

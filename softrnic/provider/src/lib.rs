@@ -1,8 +1,8 @@
-//! softrnic as kernel and card under the system's own libibverbs and its provider for ConnectX, the
-//! driver library libmlx5. This library is preloaded: `softrnic run --provider mlx5 -- PROGRAM`.
+//! softrnic as kernel and card under the system's own libibverbs and one of its providers, the driver
+//! libraries. This library is preloaded: `softrnic run --provider mlx5 -- PROGRAM`.
 //!
 //! ```text
-//!   program ── libibverbs ── libmlx5          the system's, unmodified
+//!   program ── libibverbs ── provider         the system's, unmodified
 //!                 │             │
 //!              commands      work requests in its send and receive queues, completions in its
 //!                 │             │            completion queues, how far they are filled
@@ -10,7 +10,9 @@
 //!                 │             │
 //!              command       objects         the kernel's answers; the kernel's objects
 //!                 │             │
-//!               uapi          mlx5           numbers and structures of the kernel; of the provider
+//!                 │          provider        what these ask of a provider
+//!                 │             │
+//!               uapi      mlx5, erdma        numbers and structures of the kernel; of the providers
 //!                               │
 //!                           softrnic         executes: keys, timers, faults, events
 //! ```
@@ -20,12 +22,14 @@
 //! provider's completion queue. No thread takes part in this. One thread for each open device
 //! translates asynchronous events.
 //!
-//! Another provider needs one more file, which implements [`provider::Provider`].
+//! Another provider needs one more file, which implements [`provider::Provider`], and an entry in
+//! [`PROVIDERS`].
 
 // On other processors the library is empty: it has not been tried there.
 #![cfg(target_arch = "x86_64")]
 
 mod command;
+mod erdma;
 mod mlx5;
 mod objects;
 mod preload;
@@ -35,6 +39,12 @@ mod uapi;
 use std::fmt;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use provider::Provider;
+
+/// The providers: their names, and the numbers of their drivers in the kernel's interface.
+static PROVIDERS: [(&str, u32, &dyn Provider); 2] =
+    [("mlx5", 1, &mlx5::Mlx5), ("erdma", 19, &erdma::Erdma)];
 
 /// Prints one line that begins with `softrnic: `.
 fn say(line: fmt::Arguments<'_>) {

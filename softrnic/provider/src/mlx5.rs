@@ -16,11 +16,10 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use ibverbs::calls::NO_OPERATION;
-use ibverbs::calls::types::{Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
+use ibverbs::calls::types::{QpCap, Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
 
-use crate::objects::Context;
-use crate::provider::{CqMemory, Done, EMPTY, Label, MOST, Provider, QpMemory, Request};
-use crate::uapi::{Call, Cap, Plain, bytes, read};
+use crate::provider::{CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address};
+use crate::uapi::{Call, Plain, bytes, read};
 
 pub(crate) struct Mlx5;
 
@@ -197,14 +196,11 @@ impl Provider for Mlx5 {
         Ok(Box::new(CqRing { buffer, record: record.cast(), size }))
     }
 
-    fn cq_answer(&self, number: u32) -> Vec<u8> {
-        [number.to_ne_bytes(), [0; 4]].concat()
-    }
-
-    fn qp(&self, input: &[u8]) -> Result<Box<dyn QpMemory>, i32> {
+    fn qp(&self, input: &[u8], asked: QpCap) -> Result<Box<dyn QpMemory>, i32> {
         const SIGNATURE: u32 = 1;
+        let input: QpInput = read(input);
         let QpInput { buffer, record, send_blocks, receives, receive_shift, flags, user, .. } =
-            read(input);
+            input;
         let is_ring = |count: u32| count == 0 || count.is_power_of_two();
         if !is_ring(send_blocks)
             || !is_ring(receives)
@@ -224,17 +220,13 @@ impl Provider for Mlx5 {
             send_blocks,
             record: address(record).cast(),
             user,
+            asked,
+            answer: QpAnswer {
+                register: input.register,
+                ece: if input.ece == 0 { 0 } else { ECE },
+                rest: [0; 4],
+            },
         }))
-    }
-
-    fn has_extended_qps(&self) -> bool {
-        true
-    }
-
-    fn qp_answer(&self, input: &[u8]) -> Vec<u8> {
-        let input: QpInput = read(input);
-        let ece = if input.ece == 0 { 0 } else { ECE };
-        bytes(&QpAnswer { register: input.register, ece, rest: [0; 4] }).to_vec()
     }
 
     fn modify_answer(&self, input: &[u8]) -> Vec<u8> {
@@ -244,10 +236,14 @@ impl Provider for Mlx5 {
         bytes(&answer).to_vec()
     }
 
-    fn command(&self, context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
+    fn has_extended(&self) -> bool {
+        true
+    }
+
+    fn command(&self, pages: &AtomicU32, call: &mut Call<'_>) -> Result<(), i32> {
         match call.what {
             (UAR, FIRST) => {
-                let page = context.pages.fetch_add(1, SeqCst) + 1;
+                let page = pages.fetch_add(1, SeqCst) + 1;
                 call.set(INPUT_OR_HANDLE, page.into());
                 call.output(UAR_OFFSET, &u64::from(page * PAGE).to_ne_bytes());
                 call.output(UAR_LENGTH, &PAGE.to_ne_bytes());
@@ -262,11 +258,6 @@ impl Provider for Mlx5 {
             _ => Err(libc::EOPNOTSUPP),
         }
     }
-}
-
-/// An address that the library has passed as a number.
-fn address(number: u64) -> *mut u8 {
-    ptr::with_exposed_provenance_mut(number as usize)
 }
 
 /// Bytes of a completion.
@@ -313,6 +304,10 @@ impl CqMemory for CqRing {
             ptr::copy_nonoverlapping(first.as_ptr(), cqe, LAST);
             AtomicU64::from_ptr(cqe.add(LAST).cast()).store(last, Release);
         }
+    }
+
+    fn answer(&self, number: u32) -> Vec<u8> {
+        [number.to_ne_bytes(), [0; 4]].concat()
     }
 }
 
@@ -381,6 +376,8 @@ struct QpRings {
     send_blocks: u32,
     record: *mut u32,
     user: u32,
+    asked: QpCap,
+    answer: QpAnswer,
 }
 // SAFETY: the memory belongs to the provider, which writes it before it counts it as posted.
 unsafe impl Send for QpRings {}
@@ -405,17 +402,29 @@ impl QpRings {
 }
 
 impl QpMemory for QpRings {
-    fn cap(&self, asked: Cap) -> Cap {
-        let elements = |bytes: usize| (bytes / SEGMENT) as u32;
+    fn cap(&self) -> QpCap {
+        const MOST_SENDS: u32 = 16384;
+        const MOST_INLINE: u32 = 1024;
+        let QpCap { max_send_sge, max_inline_data, .. } = self.asked;
         // libmlx5 grants what fills up the blocks of a request.
-        let data = (asked.inline_data + 4).max(asked.send_sge * SEGMENT as u32) + BLOCK as u32;
-        Cap {
-            send_wr: self.send_blocks.min(MOST.send_wr),
-            recv_wr: self.receives,
-            send_sge: asked.send_sge,
-            recv_sge: elements(1 << self.receive_shift),
-            inline_data: data.min(MOST.inline_data),
+        let elements = max_send_sge.saturating_mul(SEGMENT as u32);
+        let data = max_inline_data.saturating_add(4).max(elements).saturating_add(BLOCK as u32);
+        QpCap {
+            max_send_wr: self.send_blocks.min(MOST_SENDS),
+            max_recv_wr: self.receives,
+            max_send_sge,
+            max_recv_sge: ((1_usize << self.receive_shift) / SEGMENT) as u32,
+            max_inline_data: data.min(MOST_INLINE),
         }
+    }
+
+    fn answer(&self, _: u32) -> Vec<u8> {
+        bytes(&self.answer).to_vec()
+    }
+
+    /// The library begins anew.
+    fn after_reset(&self) -> [u32; 2] {
+        [0; 2]
     }
 
     fn user(&self) -> u64 {
@@ -699,6 +708,8 @@ mod tests {
                 send_blocks: BLOCKS,
                 record: self.record.as_mut_ptr(),
                 user: 7,
+                asked: QpCap::default(),
+                answer: QpAnswer { register: 0, ece: 0, rest: [0; 4] },
             }
         }
     }

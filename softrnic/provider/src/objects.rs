@@ -15,7 +15,7 @@ use ibverbs::calls::types::{AsyncEvent, QpAttr, RecvWr, Sge, Wc, event, qp_attr}
 use ibverbs::calls::types::{qp_state, send_flag};
 
 use crate::provider::{CqMemory, Done, Label, Provider, QpMemory, Request};
-use crate::uapi::{EventRecord, bytes, read};
+use crate::uapi::{CompletionRecord, EventRecord, Plain, bytes, read};
 use crate::{check, errno, lock, made, say};
 
 /// Objects of one kind, by their handles.
@@ -73,6 +73,7 @@ pub(crate) struct Hooked {
     pub(crate) post_send: AtomicUsize,
     pub(crate) post_recv: AtomicUsize,
     pub(crate) poll_cq: AtomicUsize,
+    pub(crate) req_notify_cq: AtomicUsize,
 }
 
 /// An open device.
@@ -90,6 +91,7 @@ pub(crate) struct Context {
     /// Pages of doorbell registers that have been given out.
     pub(crate) pages: AtomicU32,
     events: OnceLock<Events>,
+    channels: Mutex<Vec<Arc<Channel>>>,
     translator: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -120,6 +122,7 @@ impl Context {
             hooked: Hooked::default(),
             pages: AtomicU32::new(0),
             events: OnceLock::new(),
+            channels: Mutex::default(),
             translator: Mutex::default(),
         };
         context.ports = context.attributes()?.phys_port_cnt.into();
@@ -141,6 +144,8 @@ impl Context {
             return Err(libc::EINVAL);
         }
         let (events, theirs) = Events::new()?;
+        // SAFETY: softrnic's handle.
+        do_not_wait(unsafe { (*self.card.0).async_fd });
         // Nobody else can have set it: the library asks once for each device.
         let _ = self.events.set(events);
         let work = || self.translate();
@@ -149,18 +154,49 @@ impl Context {
         Ok(theirs)
     }
 
+    /// Makes a completion channel: the descriptor that the program reads from, and closes.
+    pub(crate) fn new_channel(&self) -> Result<RawFd, i32> {
+        let Some(events) = self.events.get() else { return Err(libc::EINVAL) };
+        let mut channels = lock(&self.channels);
+        // The program has closed others since; libibverbs does not let it while they are in use.
+        channels.retain(|channel| channel.is_open());
+        let (pipe, fd) = Pipe::new()?;
+        // SAFETY: softrnic's handle.
+        let card = made(unsafe { calls::create_comp_channel(self.card.0) })?;
+        // SAFETY: the new object.
+        do_not_wait(unsafe { (*card).fd });
+        channels.push(Arc::new(Channel { card: Card(card), pipe, fd }));
+        events.wake();
+        Ok(fd)
+    }
+
+    /// The completion channel that the program reads from this descriptor.
+    pub(crate) fn channel(&self, fd: RawFd) -> Result<Arc<Channel>, i32> {
+        let channels = lock(&self.channels);
+        let found = channels.iter().find(|channel| channel.fd == fd && channel.is_open());
+        found.cloned().ok_or(libc::EBADF)
+    }
+
     /// Passes events on until [`Self::close`] ends it.
     fn translate(&self) {
         let Some(events) = self.events.get() else { return };
         // SAFETY: softrnic's handle.
         let theirs = unsafe { (*self.card.0).async_fd };
         loop {
+            let channels = lock(&self.channels).clone();
+            // SAFETY: softrnic's handles, which stay as long as what refers to them here.
+            let fds = channels.iter().map(|channel| unsafe { (*channel.card.0).fd });
             let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut fds = [interest(theirs), interest(events.stop.as_raw_fd())];
-            // SAFETY: an array of two.
-            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-            if fds[1].revents != 0 || (ready < 0 && errno() != libc::EINTR) {
+            let own = [theirs, events.waker.as_raw_fd()];
+            let mut fds: Vec<libc::pollfd> = own.into_iter().chain(fds).map(interest).collect();
+            // SAFETY: an array of so many.
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
+            if (fds[1].revents != 0 && !events.is_woken()) || (ready < 0 && errno() != libc::EINTR)
+            {
                 return;
+            }
+            for channel in channels.iter().zip(&fds[2..]).filter(|(_, fd)| fd.revents != 0) {
+                self.notify(channel.0);
             }
             let mut event = AsyncEvent { element: 0, event_type: 0 };
             // SAFETY: softrnic's handle. There is an event, which nobody else takes.
@@ -174,31 +210,48 @@ impl Context {
         }
     }
 
+    /// Passes on a notification of softrnic. There is one, or there was until its completion queue
+    /// was destroyed.
+    fn notify(&self, channel: &Channel) {
+        let (mut card, mut word) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: softrnic's handle, whose descriptor does not block.
+        if unsafe { calls::get_cq_event(channel.card.0, &raw mut card, &raw mut word) } != 0 {
+            return;
+        }
+        if let Ok(cq) = self.cqs.get(word.addr() as u32) {
+            channel.pipe.send(&CompletionRecord { element: cq.user }, Some(&cq.notifications));
+        }
+        // SAFETY: the notification that was taken.
+        unsafe { calls::ack_cq_events(card, 1) };
+    }
+
     fn pass_on(&self, events: &Events, event: &AsyncEvent) {
         let is_of_qp = (event::QP_FATAL..=event::SQ_DRAINED).contains(&event.event_type)
             || event.event_type == event::QP_LAST_WQE_REACHED;
         // SAFETY: softrnic's objects stay until their events are acknowledged. The word that
         // each was created with is its handle here.
-        let (element, count) = unsafe {
+        let found = unsafe {
             if event.event_type == event::CQ_ERR {
                 let cq = self.cqs.get((*(event.element as *const types::Cq)).cq_context as u32);
-                cq.map_or((0, None), |cq| (cq.user, Some(Arc::clone(&cq.events))))
+                cq.ok().map(|cq| (cq.user, Some(Arc::clone(&cq.events))))
             } else if is_of_qp {
                 let qp = self.qps.get((*(event.element as *const types::Qp)).qp_context as u32);
-                qp.map_or((0, None), |qp| (qp.user, Some(Arc::clone(&qp.events))))
+                qp.ok().map(|qp| (qp.user, Some(Arc::clone(&qp.events))))
             } else {
-                (event.element as u64, None)
+                // Of a port, or of the device, which has no number.
+                Some((event.element as u64, None))
             }
         };
-        if element != 0 {
-            events.send(element, event.event_type, count.as_deref());
+        if let Some((element, count)) = found {
+            let record = EventRecord { element, kind: event.event_type, reserved: 0 };
+            events.pipe.send(&record, count.as_deref());
         }
     }
 
     /// How many events of a destroyed object the program has read; the unread ones are removed.
     fn reported(&self, user: u64, count: &AtomicU32) -> u32 {
         if let Some(events) = self.events.get() {
-            events.take_back(user, count);
+            events.pipe.take_back(|record: &EventRecord| record.element == user, count);
         }
         count.load(SeqCst)
     }
@@ -208,13 +261,10 @@ impl Context {
         let _one_at_a_time = lock(&DESTROYING);
         {
             // No thread has taken its completions without having written them.
-            let mut sends = lock(&qp.send_cq.filling);
+            let _sends = lock(&qp.send_cq.written);
             let is_one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
-            let mut receives = (!is_one).then(|| lock(&qp.recv_cq.filling));
-            let mut _posting = (lock(&qp.sending), lock(&qp.receiving));
-            for filling in std::iter::once(&mut sends).chain(&mut receives) {
-                filling.qps.retain(|one| !Arc::ptr_eq(one, &qp));
-            }
+            let _receives = (!is_one).then(|| lock(&qp.recv_cq.written));
+            let _posting = (lock(&qp.sending), lock(&qp.receiving));
             qp.state.store(qp_state::RESET, SeqCst);
         }
         // SAFETY: softrnic's handle; nobody posts to it or polls for it any more.
@@ -223,12 +273,17 @@ impl Context {
         Ok(self.reported(qp.user, &qp.events))
     }
 
-    pub(crate) fn destroy_cq(&self, handle: u32) -> Result<u32, i32> {
+    /// How many notifications and events of it the program has read.
+    pub(crate) fn destroy_cq(&self, handle: u32) -> Result<[u32; 2], i32> {
         let cq = self.cqs.get(handle)?;
         // SAFETY: softrnic's handle; it is busy while queue pairs use it.
         check(unsafe { calls::destroy_cq(cq.card.0) })?;
         self.cqs.remove(handle);
-        Ok(self.reported(cq.user, &cq.events))
+        if let Some(channel) = &cq.channel {
+            let is_of_it = |record: &CompletionRecord| record.element == cq.user;
+            channel.pipe.take_back(is_of_it, &cq.notifications);
+        }
+        Ok([cq.notifications.load(SeqCst), self.reported(cq.user, &cq.events)])
     }
 
     pub(crate) fn dereg_mr(&self, handle: u32) -> Result<(), i32> {
@@ -268,6 +323,7 @@ impl Context {
         for handle in self.cqs.handles() {
             let _ = self.destroy_cq(handle);
         }
+        lock(&self.channels).clear();
         for handle in self.mrs.handles() {
             let _ = self.dereg_mr(handle);
         }
@@ -282,14 +338,54 @@ impl Context {
 /// Queue pairs are destroyed one after the other: each takes the locks of two completion queues.
 static DESTROYING: Mutex<()> = Mutex::new(());
 
-/// Asynchronous events on their way to the program. Each is a message of its own.
+/// Asynchronous events on their way to the program, and the thread that translates them.
 struct Events {
+    pipe: Pipe,
+    /// Readable when the thread is to look for new channels, or to end.
+    waker: OwnedFd,
+    ours: OwnedFd,
+}
+
+/// A completion channel.
+pub(crate) struct Channel {
+    pub(crate) card: Card<types::CompChannel>,
+    pipe: Pipe,
+    /// The program's descriptor.
+    fd: RawFd,
+}
+
+impl Channel {
+    /// Whether the program's descriptor is still that of the channel.
+    fn is_open(&self) -> bool {
+        let inode = |fd: RawFd| {
+            // SAFETY: whole numbers, for which 0 is a value.
+            let mut status: libc::stat = unsafe { std::mem::zeroed() };
+            // SAFETY: a structure of that type.
+            let code = unsafe { libc::fstat(fd, &raw mut status) };
+            (code == 0).then_some((status.st_dev, status.st_ino))
+        };
+        inode(self.fd).is_some_and(|known| Some(known) == inode(self.pipe.theirs.as_raw_fd()))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: softrnic's handle, which no completion queue uses any more.
+        unsafe { calls::destroy_comp_channel(self.card.0) };
+    }
+}
+
+/// Records on their way to the program. Each is a message of its own.
+struct Pipe {
     /// Writes, and reads what the program has not read.
     ours: Mutex<OwnedFd>,
     theirs: OwnedFd,
-    /// Readable when the thread is to end.
-    stop: OwnedFd,
-    stopper: OwnedFd,
+}
+
+/// Reads from this descriptor end at once where there is nothing: what there was may be gone.
+fn do_not_wait(fd: RawFd) {
+    // SAFETY: an open descriptor.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }
 
 /// A pair of Unix sockets that keep message boundaries.
@@ -304,115 +400,146 @@ fn sockets() -> Result<[OwnedFd; 2], i32> {
     Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-impl Events {
+impl Pipe {
     /// With the descriptor that the program reads from, and closes.
     fn new() -> Result<(Self, RawFd), i32> {
-        let ([ours, theirs], [stop, stopper]) = (sockets()?, sockets()?);
+        let [ours, theirs] = sockets()?;
         // SAFETY: an open descriptor.
         let copy = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
         if copy < 0 {
             return Err(errno());
         }
-        Ok((Self { ours: Mutex::new(ours), theirs, stop, stopper }, copy))
+        Ok((Self { ours: Mutex::new(ours), theirs }, copy))
     }
 
-    /// `count` is the number of events of the object so far.
-    fn send(&self, element: u64, kind: u32, count: Option<&AtomicU32>) {
+    /// `count` is the number of records of the object so far.
+    fn send<T: Plain>(&self, record: &T, count: Option<&AtomicU32>) {
         let ours = lock(&self.ours);
-        if put(&ours, &EventRecord { element, kind, reserved: 0 }) {
+        if put(&ours, record) {
             count.inspect(|count| _ = count.fetch_add(1, SeqCst));
         } else {
-            say(format_args!("an event of kind {kind} is lost: the program reads none"));
+            say(format_args!("an event is lost: the program reads none"));
         }
     }
 
-    fn take_back(&self, user: u64, count: &AtomicU32) {
+    /// Removes the records of an object that the program has not read.
+    fn take_back<T: Plain>(&self, is_of_it: impl Fn(&T) -> bool, count: &AtomicU32) {
         let ours = lock(&self.ours);
         let mut kept = Vec::new();
-        let mut record = [0_u8; size_of::<EventRecord>()];
+        let mut record = vec![0_u8; size_of::<T>()];
         // SAFETY: an open descriptor, and as much room as is said.
         while unsafe {
             let (fd, at) = (self.theirs.as_raw_fd(), record.as_mut_ptr().cast());
             libc::recv(fd, at, record.len(), libc::MSG_DONTWAIT)
         } > 0
         {
-            let one: EventRecord = read(&record);
-            if one.element == user {
+            let one: T = read(&record);
+            if is_of_it(&one) {
                 count.fetch_sub(1, SeqCst);
             } else {
                 kept.push(one);
             }
         }
-        for one in kept {
-            put(&ours, &one);
+        for one in &kept {
+            put(&ours, one);
         }
-    }
-
-    /// The thread returns.
-    fn end(&self) {
-        // SAFETY: an open descriptor.
-        unsafe { libc::shutdown(self.stopper.as_raw_fd(), libc::SHUT_RDWR) };
     }
 }
 
 /// Whether there was room for it.
-fn put(ours: &OwnedFd, record: &EventRecord) -> bool {
+fn put<T: Plain>(ours: &OwnedFd, record: &T) -> bool {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let data = bytes(record);
     // SAFETY: an open descriptor and so many bytes.
     unsafe { libc::send(ours.as_raw_fd(), data.as_ptr().cast(), data.len(), flags) > 0 }
 }
 
+impl Events {
+    /// With the descriptor that the program reads from, and closes.
+    fn new() -> Result<(Self, RawFd), i32> {
+        let ([waker, ours], (pipe, fd)) = (sockets()?, Pipe::new()?);
+        Ok((Self { pipe, waker, ours }, fd))
+    }
+
+    /// The thread looks for new channels.
+    fn wake(&self) {
+        // One message is enough, and there is room for it.
+        put(&self.ours, &CompletionRecord { element: 0 });
+    }
+
+    /// Whether the thread was woken, and is not to end.
+    fn is_woken(&self) -> bool {
+        let mut word = [0_u8; size_of::<CompletionRecord>()];
+        let (fd, at) = (self.waker.as_raw_fd(), word.as_mut_ptr().cast());
+        // SAFETY: an open descriptor, and as much room as is said.
+        unsafe { libc::recv(fd, at, word.len(), libc::MSG_DONTWAIT) > 0 }
+    }
+
+    /// The thread returns.
+    fn end(&self) {
+        // SAFETY: an open descriptor.
+        unsafe { libc::shutdown(self.ours.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
 /// A completion queue.
 pub(crate) struct Cq {
     pub(crate) card: Card<types::Cq>,
     memory: Box<dyn CqMemory>,
-    filling: Mutex<Filling>,
+    /// How many completions have been written.
+    written: Mutex<u32>,
     /// The application's handle of it.
     pub(crate) user: u64,
+    channel: Option<Arc<Channel>>,
+    notifications: AtomicU32,
     events: Arc<AtomicU32>,
     /// The provider's functions, if it is an extended one.
     pub(crate) start_poll: AtomicUsize,
     pub(crate) next_poll: AtomicUsize,
 }
 
-#[derive(Default)]
-struct Filling {
-    /// How many completions have been written.
-    written: u32,
-    qps: Vec<Arc<Qp>>,
-}
-
 /// Completions that are moved at a time.
 const BATCH: usize = 16;
 
 impl Cq {
-    pub(crate) fn new(card: *mut types::Cq, memory: Box<dyn CqMemory>, user: u64) -> Self {
+    pub(crate) fn new(
+        card: *mut types::Cq,
+        memory: Box<dyn CqMemory>,
+        user: u64,
+        channel: Option<Arc<Channel>>,
+    ) -> Self {
         Self {
             card: Card(card),
             memory,
-            filling: Mutex::default(),
+            written: Mutex::default(),
             user,
+            channel,
+            notifications: AtomicU32::new(0),
             events: Arc::default(),
             start_poll: AtomicUsize::new(0),
             next_poll: AtomicUsize::new(0),
         }
     }
 
-    /// Writes up to `wanted` completions for the provider to find, less those that it has not
-    /// polled. The error is one that a poll returns.
-    pub(crate) fn fill(&self, context: &Context, wanted: u32) -> Result<(), i32> {
-        let mut filling = lock(&self.filling);
-        // Requests that were posted without a call that is hooked.
-        for qp in &filling.qps {
-            if ptr::eq(&raw const *qp.send_cq, self) {
-                qp.take_sends();
-            }
-            if ptr::eq(&raw const *qp.recv_cq, self) {
-                qp.take_receives();
-            }
+    /// Writes up to `wanted` completions for the provider to find, and has it poll as many. The
+    /// error is an errno value.
+    pub(crate) fn poll<T>(
+        &self,
+        context: &Context,
+        wanted: u32,
+        real: impl FnOnce() -> T,
+    ) -> Result<T, i32> {
+        let mut written = lock(&self.written);
+        self.fill(context, wanted, &mut written)?;
+        if self.memory.tells_polled() {
+            // The provider has a lock of its own, which the program may hold between two calls.
+            drop(written);
         }
-        let mut left = wanted.min(self.memory.room(filling.written));
+        Ok(real())
+    }
+
+    fn fill(&self, context: &Context, wanted: u32, written: &mut u32) -> Result<(), i32> {
+        let mut left = wanted.min(self.memory.room(*written));
         while left > 0 {
             let mut found = [Wc::default(); BATCH];
             let room = left.min(BATCH as u32);
@@ -423,8 +550,8 @@ impl Cq {
                 let (handle, label) = Label::of(wc.wr_id);
                 // It is there as long as its completions are.
                 let Ok(qp) = context.qps.get(handle) else { continue };
-                let done = Done { user: qp.memory.user(), label, wc: *wc };
-                self.write(&mut filling, &done);
+                self.memory.write(*written, &Done { user: qp.memory.user(), label, wc: *wc });
+                *written = written.wrapping_add(1);
             }
             if count < room as usize {
                 break;
@@ -433,17 +560,12 @@ impl Cq {
         }
         Ok(())
     }
-
-    fn write(&self, filling: &mut Filling, done: &Done) {
-        self.memory.write(filling.written, done);
-        filling.written = filling.written.wrapping_add(1);
-    }
 }
 
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) card: Card<types::Qp>,
-    memory: Box<dyn QpMemory>,
+    pub(crate) memory: Box<dyn QpMemory>,
     handle: u32,
     /// The application's handle of it.
     pub(crate) user: u64,
@@ -454,8 +576,8 @@ pub(crate) struct Qp {
     receiving: Mutex<Receiving>,
     events: Arc<AtomicU32>,
     /// The provider's functions, if it is an extended one.
-    pub(crate) wr_start: AtomicUsize,
-    pub(crate) wr_complete: AtomicUsize,
+    pub(crate) start: AtomicUsize,
+    pub(crate) complete: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -472,7 +594,6 @@ struct Receiving {
 }
 
 impl Qp {
-    /// Enters it into its completion queues.
     pub(crate) fn create(
         context: &Context,
         card: *mut types::Qp,
@@ -480,7 +601,6 @@ impl Qp {
         memory: Box<dyn QpMemory>,
         [send_cq, recv_cq]: [Arc<Cq>; 2],
     ) -> Arc<Self> {
-        let is_one = Arc::ptr_eq(&send_cq, &recv_cq);
         let qp = Self {
             card: Card(card),
             memory,
@@ -492,21 +612,13 @@ impl Qp {
             sending: Mutex::default(),
             receiving: Mutex::default(),
             events: Arc::default(),
-            wr_start: AtomicUsize::new(0),
-            wr_complete: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            complete: AtomicUsize::new(0),
         };
-        let qp = context.qps.add(handle, qp);
-        lock(&qp.send_cq.filling).qps.push(Arc::clone(&qp));
-        if !is_one {
-            lock(&qp.recv_cq.filling).qps.push(Arc::clone(&qp));
-        }
-        qp
+        context.qps.add(handle, qp)
     }
 
     pub(crate) fn modify(&self, attr: &QpAttr, mask: i32) -> Result<(), i32> {
-        // What was posted without a call that is hooked.
-        self.take_sends();
-        self.take_receives();
         let (mut sending, mut receiving) = (lock(&self.sending), lock(&self.receiving));
         // SAFETY: softrnic's handle.
         check(unsafe { calls::modify_qp(self.card.0, attr, mask) })?;
@@ -515,10 +627,11 @@ impl Qp {
         }
         self.state.store(attr.qp_state, SeqCst);
         if attr.qp_state == qp_state::RESET {
-            (sending.at, receiving.at) = (0, 0);
+            [sending.at, receiving.at] = self.memory.after_reset();
         }
         drop((sending, receiving));
         // They may have been posted before.
+        self.take_sends();
         self.take_receives();
         Ok(())
     }

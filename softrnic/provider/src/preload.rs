@@ -15,12 +15,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Once, OnceLock};
 
-use ibverbs::calls::types;
+use ibverbs::calls;
 use ibverbs::calls::types::{CqEx, RecvWr, SendWr, Wc, call, op_slot};
+use ibverbs::calls::{qp_ex, types};
 
+use crate::command::Created;
 use crate::objects::{Context, Cq, Hooked, Qp};
 use crate::uapi::{COMMAND, Call};
-use crate::{command, provider, say};
+use crate::{PROVIDERS, command, say};
 
 /// Descriptors with this number or a higher one are not looked up as devices.
 const DESCRIPTORS: usize = 1 << 16;
@@ -55,12 +57,15 @@ fn device(fd: c_int) -> Option<usize> {
 fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
     let index = device(fd).ok_or(libc::ENOTTY)?;
     let slot = usize::try_from(fd).ok().and_then(|fd| OPEN.get(fd)).ok_or(libc::EMFILE)?;
-    let Some(provider) = provider::by_driver(call.driver) else {
-        say(format_args!("driver {} of the kernel is not modelled; mlx5 is 1", call.driver));
+    let found = PROVIDERS.iter().find(|(_, driver, _)| *driver == call.driver);
+    let Some((_, _, provider)) = found else {
+        let known = PROVIDERS.map(|(name, driver, _)| format!("{name} ({driver})")).join(", ");
+        let driver = call.driver;
+        say(format_args!("driver {driver} of the kernel is not modelled; those are: {known}"));
         return Err(libc::EOPNOTSUPP);
     };
-    ibverbs::calls::beneath_a_provider();
-    let context = Box::new(Context::open(index, provider)?);
+    calls::beneath_a_provider();
+    let context = Box::new(Context::open(index, *provider)?);
     command::describe(&context, call);
     static FORGET: Once = Once::new();
     // SAFETY: the function may be called at any time.
@@ -96,11 +101,10 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argumen
             None if command::opens(&call) => open(fd, &mut call),
             None => Err(libc::EINVAL),
             Some(context) => command::execute(context, &mut call).inspect(|()| {
-                if let Some(cq) = command::created_cq(context, &call) {
-                    hook_extended(&cq);
-                }
-                if let Some(qp) = command::created_qp(context, &call) {
-                    hook_extended_qp(&qp);
+                match command::created(context, &call) {
+                    Some(Created::Cq(cq)) => hook_cq(&cq),
+                    Some(Created::Qp(qp)) => hook_qp(&qp),
+                    None => {}
                 }
             }),
         }
@@ -256,12 +260,18 @@ fn hook(hooked: &Hooked, ops: &mut [usize; 32]) {
         (op_slot::POST_SEND, post_send as *const () as usize, &hooked.post_send),
         (op_slot::POST_RECV, post_recv as *const () as usize, &hooked.post_recv),
         (op_slot::POLL_CQ, poll_cq as *const () as usize, &hooked.poll_cq),
+        (op_slot::REQ_NOTIFY_CQ, req_notify_cq as *const () as usize, &hooked.req_notify_cq),
     ];
     for (slot, hook, real) in hooks {
-        if ops[slot] != hook {
-            real.store(ops[slot], SeqCst);
-            ops[slot] = hook;
-        }
+        replace(&mut ops[slot], hook, real);
+    }
+}
+
+/// Puts `hook` in the place of a function, if there is one, and keeps that.
+fn replace(place: &mut usize, hook: usize, real: &AtomicUsize) {
+    if *place != 0 && *place != hook {
+        real.store(*place, SeqCst);
+        *place = hook;
     }
 }
 
@@ -270,6 +280,9 @@ type PostRecv = unsafe extern "C" fn(*mut types::Qp, *mut RecvWr, *mut *mut Recv
 type PollCq = unsafe extern "C" fn(*mut types::Cq, c_int, *mut Wc) -> c_int;
 type StartPoll = unsafe extern "C" fn(*mut CqEx, *mut c_void) -> c_int;
 type NextPoll = unsafe extern "C" fn(*mut CqEx) -> c_int;
+type ReqNotify = unsafe extern "C" fn(*mut types::Cq, c_int) -> c_int;
+type WrStart = unsafe extern "C" fn(*mut types::Qp);
+type WrComplete = unsafe extern "C" fn(*mut types::Qp) -> c_int;
 
 unsafe extern "C" fn post_send(
     qp: *mut types::Qp,
@@ -305,128 +318,127 @@ unsafe extern "C" fn post_recv(
     }
 }
 
+/// The completion queue of a hook, and its context. The error is an errno value.
+///
+/// # Safety
+/// `cq` is the caller's handle.
+unsafe fn queue_of(cq: *const types::Cq) -> Result<(&'static Context, Arc<Cq>), i32> {
+    // SAFETY: by the caller.
+    let (fd, handle) = unsafe { ((*(*cq).context).cmd_fd, (*cq).handle) };
+    let context = context(fd).ok_or(libc::ENODEV)?;
+    Ok((context, context.cqs.get(handle)?))
+}
+
+/// Has the provider poll for so many completions, by `real` of the queue and its context.
+///
+/// # Safety
+/// `cq` is the caller's handle, of a queue whose functions are hooked.
+unsafe fn poll(
+    cq: *const types::Cq,
+    wanted: u32,
+    real: impl FnOnce(&Context, &Cq) -> c_int,
+) -> Result<c_int, i32> {
+    // SAFETY: by the caller.
+    let (context, found) = unsafe { queue_of(cq) }?;
+    found.poll(context, wanted, || real(context, &found))
+}
+
 unsafe extern "C" fn poll_cq(cq: *mut types::Cq, room: c_int, out: *mut Wc) -> c_int {
+    let real = |context: &Context, _: &Cq| {
+        // SAFETY: the provider's function, and the caller's arguments.
+        unsafe { transmute::<usize, PollCq>(context.hooked.poll_cq.load(Relaxed))(cq, room, out) }
+    };
+    // SAFETY: as for `post_send`.
+    unsafe { poll(cq, room.max(0) as u32, real) }.unwrap_or_else(|code| -code)
+}
+
+unsafe extern "C" fn start_poll(cq: *mut CqEx, attributes: *mut c_void) -> c_int {
+    let real = |_: &Context, found: &Cq| {
+        // SAFETY: as for `poll_cq`.
+        unsafe { transmute::<usize, StartPoll>(found.start_poll.load(Relaxed))(cq, attributes) }
+    };
+    // SAFETY: as for `post_send`.
+    unsafe { poll(cq.cast(), 1, real) }.unwrap_or_else(|code| code)
+}
+
+unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
+    let real = |_: &Context, found: &Cq| {
+        // SAFETY: as for `poll_cq`.
+        unsafe { transmute::<usize, NextPoll>(found.next_poll.load(Relaxed))(cq) }
+    };
+    // SAFETY: as for `post_send`.
+    unsafe { poll(cq.cast(), 1, real) }.unwrap_or_else(|code| code)
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut types::Cq, is_solicited: c_int) -> c_int {
     // SAFETY: as for `post_send`.
     unsafe {
-        let Some(context) = context((*(*cq).context).cmd_fd) else { return -libc::ENODEV };
-        let real: PollCq = transmute(context.hooked.poll_cq.load(Relaxed));
-        if let Ok(found) = context.cqs.get((*cq).handle)
-            && let Err(code) = found.fill(context, room.max(0) as u32)
-        {
-            return -code;
+        let (context, found) = match queue_of(cq) {
+            Ok(found) => found,
+            Err(code) => return code,
+        };
+        let real: ReqNotify = transmute(context.hooked.req_notify_cq.load(Relaxed));
+        match real(cq, is_solicited) {
+            0 => calls::req_notify_cq(found.card.0, is_solicited),
+            code => code,
         }
-        real(cq, room, out)
     }
 }
 
 /// Each extended completion queue has functions of its own to look at completions one by one. The
 /// provider has entered them when it has the kernel create the queue, for which the application's
 /// word is its handle.
-fn hook_extended(cq: &Cq) {
+fn hook_cq(cq: &Cq) {
     let handle = ptr::with_exposed_provenance_mut::<CqEx>(cq.user as usize);
     // SAFETY: the handle. A provider has the same structure for all queues, and zeros behind the
     // public part of one that is not extended.
     let calls = unsafe { &mut (*handle).calls };
-    for (place, hook, real) in [
-        (call::START_POLL, start_poll as *const () as usize, &cq.start_poll),
-        (call::NEXT_POLL, next_poll as *const () as usize, &cq.next_poll),
-    ] {
-        if calls[place] != 0 {
-            real.store(calls[place], SeqCst);
-            calls[place] = hook;
-        }
-    }
+    replace(&mut calls[call::START_POLL], start_poll as *const () as usize, &cq.start_poll);
+    replace(&mut calls[call::NEXT_POLL], next_poll as *const () as usize, &cq.next_poll);
 }
 
-/// The completion queue of a hook, with another completion for the provider to find, if there is
-/// one. The error is an errno value.
+/// The functions of an extended queue pair.
 ///
 /// # Safety
-/// `cq` is the caller's handle, of a queue whose functions are hooked.
-unsafe fn filled(cq: *mut CqEx) -> Result<Arc<Cq>, i32> {
+/// `qp` is the handle of a queue pair, of a provider that has the same structure for all.
+unsafe fn calls_of<'a>(qp: *mut types::Qp) -> &'a mut qp_ex::Calls {
     // SAFETY: by the caller.
-    let (fd, handle) = unsafe { ((*(*cq).base.context).cmd_fd, (*cq).base.handle) };
-    let context = context(fd).ok_or(libc::ENODEV)?;
-    let found = context.cqs.get(handle)?;
-    found.fill(context, 1)?;
-    Ok(found)
+    unsafe { &mut (*qp.add(1).cast::<qp_ex::QpExTail>()).calls }
 }
 
-unsafe extern "C" fn start_poll(cq: *mut CqEx, attributes: *mut c_void) -> c_int {
+/// The same for an extended queue pair, which makes requests call by call. The function that posts
+/// them changes with the state of the queue pair: each list of requests looks for it.
+fn hook_qp(qp: &Qp) {
+    // SAFETY: the handle; otherwise as for `hook_cq`.
+    let calls = unsafe { calls_of(ptr::with_exposed_provenance_mut(qp.user as usize)) };
+    replace(&mut calls[qp_ex::call::START], wr_start as *const () as usize, &qp.start);
+}
+
+/// # Safety
+/// `qp` is the caller's handle.
+unsafe fn pair_of(qp: *const types::Qp) -> Option<Arc<Qp>> {
+    // SAFETY: by the caller.
+    let (fd, handle) = unsafe { ((*(*qp).context).cmd_fd, (*qp).handle) };
+    context(fd)?.qps.get(handle).ok()
+}
+
+unsafe extern "C" fn wr_start(qp: *mut types::Qp) {
     // SAFETY: as for `post_send`.
     unsafe {
-        filled(cq).map_or_else(std::convert::identity, |found| {
-            let real: StartPoll = transmute(found.start_poll.load(Relaxed));
-            real(cq, attributes)
-        })
-    }
-}
-
-unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
-    // SAFETY: as for `post_send`.
-    unsafe {
-        filled(cq).map_or_else(std::convert::identity, |found| {
-            let real: NextPoll = transmute(found.next_poll.load(Relaxed));
-            real(cq)
-        })
-    }
-}
-
-/// `struct ibv_qp_ex`.
-#[repr(C)]
-struct QpEx {
-    base: types::Qp,
-    comp_mask: u64,
-    wr_id: u64,
-    wr_flags: u32,
-    calls: [usize; 22],
-}
-
-/// Places in [`QpEx::calls`].
-const WR_START: usize = 17;
-const WR_COMPLETE: usize = 18;
-
-const _: () = assert!(std::mem::offset_of!(QpEx, calls) == 184);
-
-type WrStart = unsafe extern "C" fn(*mut QpEx);
-type WrComplete = unsafe extern "C" fn(*mut QpEx) -> c_int;
-
-/// As [`hook_extended`], for the functions that begin and end a post.
-fn hook_extended_qp(qp: &Qp) {
-    let handle = ptr::with_exposed_provenance_mut::<QpEx>(qp.user as usize);
-    // SAFETY: the handle, of a provider that has this structure for all queue pairs.
-    let calls = unsafe { &mut (*handle).calls };
-    if calls[WR_START] != 0 {
-        qp.wr_start.store(calls[WR_START], SeqCst);
-        calls[WR_START] = wr_start as *const () as usize;
-    }
-}
-
-/// Also hooks the function that ends the post: the provider enters another one when the state of
-/// the queue pair changes.
-unsafe extern "C" fn wr_start(qp: *mut QpEx) {
-    // SAFETY: as for `post_send`.
-    unsafe {
-        let found = context((*(*qp).base.context).cmd_fd)
-            .and_then(|context| context.qps.get((*qp).base.handle).ok());
-        // Its handle is one until the provider has destroyed it.
-        let Some(found) = found else { return };
-        let (hook, calls) = (wr_complete as *const () as usize, &mut (*qp).calls);
-        if calls[WR_COMPLETE] != hook {
-            found.wr_complete.store(calls[WR_COMPLETE], SeqCst);
-            calls[WR_COMPLETE] = hook;
-        }
-        let real: WrStart = transmute(found.wr_start.load(Relaxed));
+        let Some(found) = pair_of(qp) else { return };
+        let real: WrStart = transmute(found.start.load(Relaxed));
+        // From here on until the end of the list no other thread is here.
         real(qp);
+        let place = &mut calls_of(qp)[qp_ex::call::COMPLETE];
+        replace(place, wr_complete as *const () as usize, &found.complete);
     }
 }
 
-unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> c_int {
+unsafe extern "C" fn wr_complete(qp: *mut types::Qp) -> c_int {
     // SAFETY: as for `post_send`.
     unsafe {
-        let Some(context) = context((*(*qp).base.context).cmd_fd) else { return libc::ENODEV };
-        let Ok(found) = context.qps.get((*qp).base.handle) else { return libc::ENODEV };
-        let real: WrComplete = transmute(found.wr_complete.load(Relaxed));
+        let Some(found) = pair_of(qp) else { return libc::ENODEV };
+        let real: WrComplete = transmute(found.complete.load(Relaxed));
         let code = real(qp);
         found.take_sends();
         code

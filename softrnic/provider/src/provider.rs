@@ -2,60 +2,55 @@
 //! kernel's answers.
 
 use std::ptr;
+use std::sync::atomic::AtomicU32;
 
 use ibverbs::calls::NO_OPERATION;
-use ibverbs::calls::types::{SendWr, Sge, Wc};
+use ibverbs::calls::types::{QpCap, SendWr, Sge, Wc};
 
-use crate::mlx5::Mlx5;
-use crate::objects::Context;
-use crate::uapi::{Call, Cap};
-
-/// The provider for a driver, by its number in the kernel's interface.
-pub(crate) fn by_driver(number: u32) -> Option<&'static dyn Provider> {
-    match number {
-        1 => Some(&Mlx5),
-        _ => None,
-    }
-}
+use crate::uapi::Call;
 
 pub(crate) trait Provider: Sync {
     /// Its part of the answer when a device with this number of ports is opened.
     fn context(&self, ports: u32) -> Vec<u8>;
 
     /// Its part of the attributes of a device.
-    fn device(&self) -> Vec<u8>;
+    fn device(&self) -> Vec<u8> {
+        Vec::new()
+    }
 
     /// A completion queue for this number of completions, as the provider describes it.
     fn cq(&self, input: &[u8], cqe: u32) -> Result<Box<dyn CqMemory>, i32>;
 
-    /// Its part of the answer for a completion queue of this number.
-    fn cq_answer(&self, number: u32) -> Vec<u8>;
-
-    /// A queue pair, as the provider describes it.
-    fn qp(&self, input: &[u8]) -> Result<Box<dyn QpMemory>, i32>;
-
-    /// Whether each of its queue pairs has the functions of an extended one, or zeros.
-    fn has_extended_qps(&self) -> bool {
-        false
-    }
-
-    /// Its part of the answer for a queue pair.
-    fn qp_answer(&self, input: &[u8]) -> Vec<u8>;
+    /// A queue pair, as the provider describes it, for which the program has asked for these sizes.
+    fn qp(&self, input: &[u8], asked: QpCap) -> Result<Box<dyn QpMemory>, i32>;
 
     /// Its part of the answer for a queue pair that has been changed.
-    fn modify_answer(&self, input: &[u8]) -> Vec<u8>;
+    fn modify_answer(&self, _input: &[u8]) -> Vec<u8> {
+        Vec::new()
+    }
 
-    /// A command to an object that only this provider has.
-    fn command(&self, context: &Context, call: &mut Call<'_>) -> Result<(), i32>;
+    /// A command to an object that only this provider has. The number counts the pages of doorbell
+    /// registers that have been given out.
+    fn command(&self, pages: &AtomicU32, call: &mut Call<'_>) -> Result<(), i32>;
+
+    /// Whether queues may be extended ones, with functions of their own.
+    fn has_extended(&self) -> bool {
+        false
+    }
 }
 
 /// The memory of a queue pair, which the provider fills. Indices count without end and wrap.
 pub(crate) trait QpMemory: Send + Sync {
-    /// The capacities of the queue pair, if the program has requested `asked`.
-    fn cap(&self, asked: Cap) -> Cap;
+    /// Its sizes.
+    fn cap(&self) -> QpCap;
 
-    /// The number by which the provider identifies it in completions.
-    fn user(&self) -> u64;
+    /// The provider's part of the answer when it has this number.
+    fn answer(&self, number: u32) -> Vec<u8>;
+
+    /// The number by which the provider identifies it in completions, if it has one of its own.
+    fn user(&self) -> u64 {
+        0
+    }
 
     /// Reads the send at `at` into `request`, and returns the index of the next one. `None`: no
     /// other has been posted.
@@ -63,15 +58,32 @@ pub(crate) trait QpMemory: Send + Sync {
 
     /// The same for a receive: its elements.
     fn receive(&self, at: u32, elements: &mut Vec<Sge>) -> Option<u32>;
+
+    /// The indices of the next send and the next receive when it has been reset.
+    fn after_reset(&self) -> [u32; 2];
 }
 
 /// The memory of a completion queue, which the provider reads.
 pub(crate) trait CqMemory: Send + Sync {
+    /// Whether [`Self::room`] knows what the provider has polled. Else it has to poll, as often as
+    /// something is written, all that is there.
+    fn tells_polled(&self) -> bool {
+        true
+    }
+
     /// How many more completions fit after this number of them.
     fn room(&self, written: u32) -> u32;
 
     /// Writes the next one, after this number of them.
     fn write(&self, written: u32, done: &Done);
+
+    /// The provider's part of the answer when it has this number.
+    fn answer(&self, number: u32) -> Vec<u8>;
+}
+
+/// An address that the library has passed as a number.
+pub(crate) fn address(number: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(number as usize)
 }
 
 /// A send, as softrnic takes it.
@@ -122,10 +134,6 @@ pub(crate) const EMPTY: SendWr = SendWr {
     rkey: 0,
     rest: [0; 7],
 };
-
-/// The most that softrnic can do: entries of a queue, elements and inline bytes of a request.
-pub(crate) const MOST: Cap =
-    Cap { send_wr: 16384, recv_wr: 16384, send_sge: 16, recv_sge: 16, inline_data: 1024 };
 
 /// The parts of a request that its completion has to repeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

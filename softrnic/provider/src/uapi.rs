@@ -3,6 +3,8 @@
 use std::mem::{size_of, zeroed};
 use std::{ptr, slice};
 
+use ibverbs::calls::types::QpCap;
+
 /// The one request of `ioctl` that carries commands.
 pub(crate) const COMMAND: libc::c_ulong = 0xc018_1b01;
 
@@ -168,7 +170,9 @@ pub(crate) mod write {
     pub(crate) const EXTENDED: u32 = 1 << 31;
     pub(crate) const QUERY_DEVICE: u32 = 1;
     pub(crate) const ALLOC_PD: u32 = 3;
+    pub(crate) const CREATE_AH: u32 = 5;
     pub(crate) const REG_MR: u32 = 9;
+    pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
 }
@@ -385,7 +389,7 @@ pub(crate) struct QueryQp {
 pub(crate) struct QpAnswer {
     pub(crate) to: Destination,
     pub(crate) alternative: Destination,
-    pub(crate) cap: Cap,
+    pub(crate) cap: QpCap,
     pub(crate) qkey: u32,
     pub(crate) rq_psn: u32,
     pub(crate) sq_psn: u32,
@@ -411,27 +415,6 @@ pub(crate) struct QpAnswer {
     pub(crate) reserved: [u8; 5],
 }
 
-/// Sizes of a queue pair.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Cap {
-    pub(crate) send_wr: u32,
-    pub(crate) recv_wr: u32,
-    pub(crate) send_sge: u32,
-    pub(crate) recv_sge: u32,
-    pub(crate) inline_data: u32,
-}
-
-impl Cap {
-    pub(crate) fn exceeds(&self, most: &Self) -> bool {
-        self.send_wr > most.send_wr
-            || self.recv_wr > most.recv_wr
-            || self.send_sge > most.send_sge
-            || self.recv_sge > most.recv_sge
-            || self.inline_data > most.inline_data
-    }
-}
-
 /// An asynchronous event, as the library reads it.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -440,6 +423,14 @@ pub(crate) struct EventRecord {
     pub(crate) element: u64,
     pub(crate) kind: u32,
     pub(crate) reserved: u32,
+}
+
+/// A notification of a completion channel, as the library reads it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CompletionRecord {
+    /// The application's word for the completion queue.
+    pub(crate) element: u64,
 }
 
 // SAFETY: whole numbers only, and no padding: the sizes below are the sums of the fields.
@@ -455,14 +446,16 @@ unsafe impl Plain for QueryQp {}
 // SAFETY: as above.
 unsafe impl Plain for QpAnswer {}
 // SAFETY: as above.
-unsafe impl Plain for Cap {}
+unsafe impl Plain for QpCap {}
 // SAFETY: as above.
 unsafe impl Plain for EventRecord {}
+// SAFETY: as above.
+unsafe impl Plain for CompletionRecord {}
 
 const _: () = {
     assert!(size_of::<DeviceAnswer>() == 304 && size_of::<PortAnswer>() == 48);
     assert!(size_of::<RegMr>() == 40 && size_of::<Destination>() == 32);
     assert!(size_of::<ModifyQp>() == 112 && size_of::<QueryQp>() == 16);
-    assert!(size_of::<QpAnswer>() == 128 && size_of::<Cap>() == 20);
-    assert!(size_of::<EventRecord>() == 16);
+    assert!(size_of::<QpAnswer>() == 128 && size_of::<QpCap>() == 20);
+    assert!(size_of::<EventRecord>() == 16 && size_of::<CompletionRecord>() == 8);
 };

@@ -2,7 +2,7 @@
 
 pub(crate) mod export;
 pub(crate) mod names;
-pub(crate) mod qp_ex;
+pub mod qp_ex;
 #[cfg(any(feature = "tools", test))]
 pub(crate) mod rdma_cm;
 pub mod types;

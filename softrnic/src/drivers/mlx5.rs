@@ -15,10 +15,12 @@ const COMMON: Driver = Driver {
         sizes,
         refusals: Some(Refusals {
             // The library knows how many elements a request may have; until then there may be none.
-            sends: |_, reached| if reached >= qp_state::RTS { 0 } else { libc::ENOMEM },
-            receives: |_, reached| if reached >= qp_state::INIT { 0 } else { libc::EINVAL },
+            sends: |states| if states.reached >= qp_state::RTS { 0 } else { libc::ENOMEM },
+            receives: |states| if states.reached >= qp_state::INIT { 0 } else { libc::EINVAL },
+            full: libc::ENOMEM,
             by_opcode: libc::EINVAL,
             by_size: libc::ENOMEM,
+            receives_by_size: libc::EINVAL,
             is_lenient: true,
         }),
         fill: Some(fill),
@@ -171,7 +173,7 @@ fn sizes(&Asked { cap, operations }: &Asked) -> Result<Sizes, i32> {
 
 /// The library writes what a completion of its kind has, and leaves the rest as it was. Immediate
 /// data that was received is where datagrams have the index of a P_Key.
-fn fill(before: Wc, wc: Wc) -> Wc {
+fn fill(before: Wc, wc: Wc, is_receive: bool) -> Wc {
     let Wc { wr_id, status, qp_num, .. } = wc;
     let common = Wc { wr_id, status, qp_num, wc_flags: 0, ..before };
     if status != 0 {
@@ -179,7 +181,7 @@ fn fill(before: Wc, wc: Wc) -> Wc {
     }
     let (opcode, wc_flags) = (wc.opcode, wc.wc_flags & (WC_WITH_IMM | WC_GRH));
     let common = Wc { opcode, wc_flags, ..common };
-    if opcode < wc_opcode::RECV {
+    if !is_receive {
         let returns = opcode >= wc_opcode::RDMA_READ;
         return Wc { byte_len: if returns { wc.byte_len } else { before.byte_len }, ..common };
     }

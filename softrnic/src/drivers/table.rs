@@ -4,17 +4,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::types::qp_type::{RC, UC, UD};
-use crate::abi::types::{QpCap, Wc, qp_state};
-use crate::drivers::mlx5;
+use crate::abi::types::{QpCap, SendWr, Wc, qp_state};
+use crate::drivers::{erdma, mlx5};
 use crate::host;
-use crate::limits::{MAX_QP_WR, MAX_READS, MAX_SGE};
+use crate::limits::{MAX_CQE, MAX_QP_WR, MAX_READS, MAX_SGE};
 
 /// Its own, which needs no name, and the others.
 static OWN: Driver = OWN_DRIVER;
 static ALL: [Driver; 15] = [
     BNXT_RE_DRIVER,
     EFA_DRIVER,
-    ERDMA_DRIVER,
+    erdma::DRIVER,
     HNS_DRIVER,
     IONIC_DRIVER,
     IRDMA_DRIVER,
@@ -95,13 +95,19 @@ pub(crate) struct Driver {
 pub(crate) struct Library {
     /// The sizes of a queue pair; or the errno value of a refusal. Many drivers round up.
     pub(crate) sizes: fn(&Asked) -> Result<Sizes, i32>,
-    /// The same for the entries of a completion queue.
+    /// The entries that a completion queue is to have, and what is made of them.
+    pub(crate) cqe: fn(i64) -> Result<u32, i32>,
     pub(crate) round_cq: fn(u32) -> u32,
+    /// How much of the send queue a send takes that has so many elements, and so many bytes inline.
+    pub(crate) blocks: fn(&SendWr, usize, u64) -> u64,
+    /// Whether a flag for inline data counts where the answer has data: the card fails such a
+    /// request. Else it changes nothing.
+    pub(crate) has_inline_answers: bool,
     /// `None`: it refuses no request. What the card cannot do fails there.
     pub(crate) refusals: Option<Refusals>,
-    /// The completion that a poll leaves in a place where the program has another one. `None`: all
-    /// of it is written.
-    pub(crate) fill: Option<fn(Wc, Wc) -> Wc>,
+    /// The completion, of a receive or of a send, that a poll leaves in a place where the program has
+    /// another one. `None`: all of it is written.
+    pub(crate) fill: Option<fn(Wc, Wc, bool) -> Wc>,
     /// Whether completions of sends say that these had immediate data.
     pub(crate) flags_sent_immediates: bool,
     /// The maker that options of enhanced connection establishment are of.
@@ -140,17 +146,28 @@ impl Sizes {
     }
 }
 
+/// The states of a queue pair: its own, and the one that the program has moved it to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct States {
+    pub(crate) own: u32,
+    pub(crate) known: u32,
+    /// The furthest of INIT, RTR and RTS that it has been in since it was reset.
+    pub(crate) reached: u32,
+}
+
 /// How posts are refused: errno values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusals {
-    /// Sends and receives of a queue pair in this state, the furthest of INIT, RTR and RTS that it
-    /// has been in since it was reset. 0: none.
-    pub(crate) sends: fn(u32, u32) -> i32,
-    pub(crate) receives: fn(u32, u32) -> i32,
+    /// Sends and receives of a queue pair in these states. 0: none.
+    pub(crate) sends: fn(States) -> i32,
+    pub(crate) receives: fn(States) -> i32,
+    /// Of a queue that is full.
+    pub(crate) full: i32,
     /// Of an operation that does not exist.
     pub(crate) by_opcode: i32,
-    /// Of too many elements and of too much inline data.
+    /// Of too many elements and of too much inline data; the former in a receive.
     pub(crate) by_size: i32,
+    pub(crate) receives_by_size: i32,
     /// Whether only sizes and the state are looked at: the card fails operations that the type does
     /// not have, and unknown flags change nothing.
     pub(crate) is_lenient: bool,
@@ -232,15 +249,23 @@ pub(super) const OWN_DRIVER: Driver = Driver {
 
 const OWN_LIBRARY: Library = Library {
     sizes: |asked| Ok(Sizes::all(asked.cap)),
+    cqe: |asked| {
+        let asked = u32::try_from(asked).ok();
+        asked.filter(|cqe| (1..=MAX_CQE).contains(cqe)).ok_or(libc::EINVAL)
+    },
     // Like the common hardware: a power of two less one.
     round_cq: |cqe| (cqe + 1).next_power_of_two() - 1,
+    blocks: |_, _, _| 1,
+    has_inline_answers: true,
     refusals: Some(Refusals {
-        sends: |state, _| {
-            if (qp_state::RTS..=qp_state::ERR).contains(&state) { 0 } else { libc::EINVAL }
+        sends: |states| {
+            if (qp_state::RTS..=qp_state::ERR).contains(&states.own) { 0 } else { libc::EINVAL }
         },
-        receives: |state, _| if state == qp_state::RESET { libc::EINVAL } else { 0 },
+        receives: |states| if states.own == qp_state::RESET { libc::EINVAL } else { 0 },
+        full: libc::ENOMEM,
         by_opcode: libc::EOPNOTSUPP,
         by_size: libc::EINVAL,
+        receives_by_size: libc::EINVAL,
         is_lenient: false,
     }),
     fill: None,
@@ -250,7 +275,7 @@ const OWN_LIBRARY: Library = Library {
 };
 
 /// The card alone.
-static CARD: Library = Library { refusals: None, ..OWN_LIBRARY };
+static CARD: Library = Library { refusals: None, round_cq: |cqe| cqe, ..OWN_LIBRARY };
 static IS_BENEATH: AtomicBool = AtomicBool::new(false);
 
 /// The devices of this process are cards alone, beneath a real driver library.
@@ -260,10 +285,6 @@ pub fn beneath_a_provider() {
 
 const fn rounded(sizes: fn(&Asked) -> Result<Sizes, i32>) -> Library {
     Library { sizes, ..OWN_LIBRARY }
-}
-
-const fn with_cqs(round_cq: fn(u32) -> u32) -> Library {
-    Library { round_cq, ..OWN_LIBRARY }
 }
 
 /// bnxt_re: NetXtreme-E of Broadcom, with work requests of a fixed size.
@@ -295,33 +316,6 @@ pub(super) const EFA_DRIVER: Driver = Driver {
     qp_types: &[UD],
     has_atomics: false,
     absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
-    ..OWN_DRIVER
-};
-
-/// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol
-/// iWARP take no queue pairs that `ibv_modify_qp` connects.
-pub(super) const ERDMA_DRIVER: Driver = Driver {
-    name: "erdma",
-    settings: &[
-        ("SOFTRNIC_MAX_QP_WR", "8192"),
-        ("SOFTRNIC_MAX_INLINE", "96"),
-        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
-    ],
-    vendor_id: 0x1ded,
-    vendor_part_id: 0x107f,
-    max_sge: (6, 1),
-    min_queue: MinQueue { send: 1, recv: 1 },
-    // For UD there are no address handles.
-    qp_types: &[RC, UD],
-    absent: &[
-        Verb::CreateAh,
-        Verb::CreateCqEx,
-        Verb::CreateQpEx,
-        Verb::CreateSrq,
-        Verb::ReregMr,
-        Verb::ResizeCq,
-    ],
-    library: with_cqs(|cqe| cqe.max(64).next_power_of_two()),
     ..OWN_DRIVER
 };
 

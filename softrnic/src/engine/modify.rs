@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::types::{QpAttr, SrqAttr, qp_attr as mask, qp_state as state, qp_state};
 use crate::engine::receive::{Source, forget};
-use crate::engine::requester::{FaultHook, drain, flush, flush_soon};
+use crate::engine::requester::{FaultHook, drain, flush, flush_soon, pump};
 use crate::host::lock;
 use crate::network::topology::mtu_bytes;
 use crate::objects::context::{Context, Device, Ops, Pd};
@@ -149,6 +149,10 @@ fn enter(
             qp.slot.state.compare_exchange(from, to, SeqCst, SeqCst).map_err(|_| libc::EINVAL)?;
             if to <= state::RTS {
                 qp.reached.fetch_max(to, SeqCst);
+            }
+            if to == state::RTS && from == state::RTR {
+                // Some libraries take requests before.
+                pump(engine, qp, &mut lock(&qp.send));
             }
             if (to == state::SQD) != (from == state::SQD) {
                 drain(engine, qp, wants_event);

@@ -315,7 +315,8 @@ pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
     let has_immediate =
         matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
     let kind = (opcode, has_immediate && qp.library.flags_sent_immediates);
-    qp.send_ring.record(queue.acked, request.wr_id, status as u32, kind, bytes, is_completion);
+    let request_of = (request.wr_id, request.blocks);
+    qp.send_ring.record(queue.acked, request_of, status as u32, kind, bytes, is_completion);
     if status == Status::Success {
         let sent = &qp.slot.sent;
         sent.messages.store(sent.messages.load(Relaxed) + 1, Relaxed);

@@ -14,7 +14,7 @@ use crate::abi::types::{
     ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, WC_WITH_IMM, Wc, access, event, qp_attr as mask,
     qp_state as state, qp_state, qp_type, wr_opcode,
 };
-use crate::drivers::table::{Asked, Driver, Library, Sizes};
+use crate::drivers::table::{Asked, Driver, Library, Sizes, States};
 use crate::host::{InUse, lock};
 use crate::limits::{MAX_SGE, QPS};
 use crate::network::topology::{MTU_4096, PortId};
@@ -117,6 +117,7 @@ impl Qp {
         let asked = requested.cap;
         let Sizes { told, queried, real: cap } =
             grant(&fabric.settings, (asked, requested.operations), requested.srq.is_none())?;
+        let (queried, cap) = requested.real.map_or((queried, cap), |real| (real, real));
         requested.cap = cap;
         let (index, slot) = claim_slot(fabric, device, pd, &requested, &asked)?;
         let abi = abi_of(pd, &requested, index, slot);
@@ -220,23 +221,29 @@ impl Qp {
         PortId { device: self.device, port: self.slot.port.load(Relaxed) }
     }
 
+    pub(crate) fn states(&self) -> States {
+        States {
+            own: self.slot.state.load(SeqCst),
+            known: self.abi.state.load(Relaxed),
+            reached: self.reached.load(Relaxed),
+        }
+    }
+
     /// Puts one receive into the queue. Call with `recv` locked.
     pub(crate) fn fill_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
-        let posted = self.slot.posted.load(Relaxed);
-        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr)
-            && self.srq.is_none()
-        {
-            return Err(libc::ENOMEM);
-        }
-        let state = self.slot.state.load(SeqCst);
-        if state == qp_state::RESET
-            || self.srq.is_some()
-            || sges.len() > self.cap.max_recv_sge as usize
-        {
+        let refusals = self.library.refusals.as_ref();
+        if self.srq.is_some() {
             return Err(libc::EINVAL);
         }
-        if let Some(refusals) = &self.library.refusals {
-            refused((refusals.receives)(state, self.reached.load(Relaxed)))?;
+        if let Some(refusals) = refusals {
+            refused((refusals.receives)(self.states()))?;
+        }
+        let posted = self.slot.posted.load(Relaxed);
+        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr) {
+            return Err(refusals.map_or(libc::ENOMEM, |refusals| refusals.full));
+        }
+        if sges.len() > self.cap.max_recv_sge as usize {
+            return Err(refusals.map_or(libc::EINVAL, |refusals| refusals.receives_by_size));
         }
         self.recv_ring.post(self.slot, wr_id, sges);
         Ok(())
@@ -316,7 +323,7 @@ impl Qp {
         while *taken < out.len()
             && let Some(done) = self.send_ring.take()
         {
-            self.put(&mut out[*taken], self.sent_wc(&done));
+            self.put(&mut out[*taken], self.sent_wc(&done), false);
             *taken += 1;
         }
         self.send_ring.has_more()
@@ -330,7 +337,7 @@ impl Qp {
             && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
         {
             let got = if self.drops_received.load(Relaxed) { FLUSHED } else { got };
-            self.put(&mut out[*taken], self.recv_wc(wr_id, at, &got));
+            self.put(&mut out[*taken], self.recv_wc(wr_id, at, &got), true);
             *taken += 1;
             at += 1;
         }
@@ -343,11 +350,11 @@ impl Qp {
     }
 
     /// Writes a completion into the program's memory.
-    fn put(&self, place: &mut MaybeUninit<Wc>, wc: Wc) {
+    fn put(&self, place: &mut MaybeUninit<Wc>, wc: Wc, is_receive: bool) {
         let wc = match self.library.fill {
             Some(fill) if wc.status == 0 || !self.fabric.settings.strict => {
                 // SAFETY: the program's memory, of numbers only.
-                fill(unsafe { place.assume_init_read() }, wc)
+                fill(unsafe { place.assume_init_read() }, wc, is_receive)
             }
             _ => wc,
         };
@@ -421,7 +428,7 @@ impl Qp {
                 left.push_back(self.sent_wc(&done));
             }
             send.discard();
-            let thrown = self.send_ring.discard(send.posted);
+            let thrown = self.send_ring.discard(send.posted, send.taken);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
         let recv = |left: &mut VecDeque<Wc>| {
@@ -630,6 +637,8 @@ pub(crate) struct QpRequest {
     /// Where it receives from, if not from a queue of its own.
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) cap: QpCap,
+    /// Beneath a provider: the sizes that it has made.
+    pub(crate) real: Option<QpCap>,
     pub(crate) qp_type: i32,
     pub(crate) signal_all: bool,
     /// `None`: all.

@@ -58,6 +58,8 @@ impl Link {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) posted: u64,
+    /// Blocks that all those posted have taken (`Library::blocks`).
+    pub(crate) taken: u64,
     pub(crate) executed: u64,
     pub(crate) acked: u64,
     /// Value of `posted` when the QP was connected: request number n of the connection is the n-th
@@ -124,6 +126,7 @@ impl SendQueue {
             (cap.max_send_sge.max(1) as usize, cap.max_inline_data as usize);
         Self {
             posted: 0,
+            taken: 0,
             executed: 0,
             acked: 0,
             origin: 0,
@@ -250,13 +253,15 @@ pub(crate) fn entries(cap: &QpCap) -> usize {
     (cap.max_send_wr.max(1) as usize).next_power_of_two()
 }
 
-/// What became of one request. Two words, so that poller and executor need no lock in common.
+/// What became of one request. Some words, so that poller and executor need no lock in common.
 #[derive(Debug)]
 struct Record {
     wr_id: AtomicU64,
     /// Status | opcode << 8 | has a completion << 16 | says that it had immediate data << 17 | byte
     /// count << 32.
     rest: AtomicU64,
+    /// Blocks that have been taken up to and with it.
+    blocks: AtomicU64,
 }
 
 /// Records of executed requests: filled under the queue's lock, emptied under the CQ's.
@@ -288,22 +293,26 @@ impl SendRing {
             polled: AtomicU64::new(0),
             mask: entries as u64 - 1,
             records: (0..entries)
-                .map(|_| Record { wr_id: AtomicU64::new(0), rest: AtomicU64::new(0) })
+                .map(|_| Record {
+                    wr_id: AtomicU64::new(0),
+                    rest: AtomicU64::new(0),
+                    blocks: AtomicU64::new(0),
+                })
                 .collect(),
         }
     }
 
-    /// Requests whose slots are in use, given how many were posted.
-    pub(crate) fn in_use(&self, posted: u64) -> u64 {
+    /// Blocks that are in use, given how many were taken.
+    pub(crate) fn in_use(&self, taken: u64) -> u64 {
         // Pairs with the poller's store: a record is not written again before it has been read.
-        posted - self.freed.load(Acquire)
+        taken - self.freed.load(Acquire)
     }
 
     /// Records the outcome of request number `at`.
     pub(crate) fn record(
         &self,
         at: u64,
-        wr_id: u64,
+        (wr_id, blocks): (u64, u64),
         status: u32,
         (opcode, has_immediate): (u32, bool),
         byte_len: u32,
@@ -311,6 +320,7 @@ impl SendRing {
     ) {
         let record = &self.records[(at & self.mask) as usize];
         record.wr_id.store(wr_id, Relaxed);
+        record.blocks.store(blocks, Relaxed);
         let flags = u64::from(is_completion) | u64::from(has_immediate) << 1;
         let rest = u64::from(status) | u64::from(opcode) << 8 | flags << 16;
         record.rest.store(rest | u64::from(byte_len) << 32, Relaxed);
@@ -328,7 +338,7 @@ impl SendRing {
             at += 1;
             if rest & 1 << 16 != 0 {
                 self.polled.store(at, Relaxed);
-                self.freed.store(at, Release);
+                self.freed.store(record.blocks.load(Relaxed), Release);
                 let (status, opcode) = (rest as u32 & 0xff, rest as u32 >> 8 & 0xff);
                 let has_immediate = rest & 1 << 17 != 0;
                 let byte_len = (rest >> 32) as u32;
@@ -344,12 +354,13 @@ impl SendRing {
         self.polled.load(Relaxed) != self.done.load(Acquire)
     }
 
-    /// Empties the ring up to `posted`; returns how many completions that threw away.
-    pub(crate) fn discard(&self, posted: u64) -> u64 {
+    /// Empties the ring up to `posted`, with which so many blocks were taken; returns how many
+    /// completions that threw away.
+    pub(crate) fn discard(&self, posted: u64, taken: u64) -> u64 {
         let thrown = std::iter::from_fn(|| self.take()).count();
         self.done.store(posted, Relaxed);
         self.polled.store(posted, Relaxed);
-        self.freed.store(posted, Release);
+        self.freed.store(taken, Release);
         thrown as u64
     }
 }

@@ -288,6 +288,8 @@ fn explain(guard: &RemoteQpGuard, error: CopyError) -> TxOutcome {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
+    /// Blocks of its queue that have been taken up to and with it.
+    pub(crate) blocks: u64,
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     pub(crate) imm: u32,

@@ -744,7 +744,7 @@ pub unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
 }
 export!("ibv_ack_async_event", "IBVERBS_1.1", ack_async_event);
 
-pub(super) unsafe extern "C" fn create_comp_channel(
+pub unsafe extern "C" fn create_comp_channel(
     handle: *mut types::Context,
 ) -> *mut types::CompChannel {
     pointer(|| {
@@ -756,7 +756,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(
 }
 export!("ibv_create_comp_channel", "IBVERBS_1.0", create_comp_channel);
 
-pub(super) unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompChannel) -> c_int {
+pub unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompChannel) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let channel: &Channel = unsafe { object(handle) };
@@ -774,10 +774,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompCha
 export!("ibv_destroy_comp_channel", "IBVERBS_1.0", destroy_comp_channel);
 
 /// Reached through the context's table.
-pub(crate) unsafe extern "C" fn req_notify_cq(
-    handle: *mut types::Cq,
-    solicited_only: c_int,
-) -> c_int {
+pub unsafe extern "C" fn req_notify_cq(handle: *mut types::Cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller's handle.
     let cq: &Cq = unsafe { object(handle) };
     if !cq.context.fabric.is_gone() {
@@ -786,7 +783,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(
     0
 }
 
-unsafe extern "C" fn get_cq_event(
+pub unsafe extern "C" fn get_cq_event(
     handle: *mut types::CompChannel,
     cq_out: *mut *mut types::Cq,
     context_out: *mut *mut c_void,
@@ -810,7 +807,7 @@ unsafe extern "C" fn get_cq_event(
 }
 export!("ibv_get_cq_event", "IBVERBS_1.1", get_cq_event);
 
-unsafe extern "C" fn ack_cq_events(handle: *mut types::Cq, count: u32) {
+pub unsafe extern "C" fn ack_cq_events(handle: *mut types::Cq, count: u32) {
     code(|| {
         // SAFETY: the caller's handle.
         unsafe { object::<Cq, _>(handle) }.ack_comp_events(count);

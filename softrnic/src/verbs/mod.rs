@@ -24,13 +24,14 @@ mod private;
 mod queues;
 
 pub use device::{
-    ack_async_event, close_device, free_device_list, get_async_event, get_device_index,
-    get_device_list, open_device, query_device, query_gid_ex, query_gid_table, query_port_ex,
+    ack_async_event, ack_cq_events, close_device, create_comp_channel, destroy_comp_channel,
+    free_device_list, get_async_event, get_cq_event, get_device_index, get_device_list,
+    open_device, query_device, query_gid_ex, query_gid_table, query_port_ex, req_notify_cq,
 };
 pub use post::{
     alloc_pd, dealloc_pd, dereg_mr, poll, post_recv, post_send, reg_dmabuf_mr, reg_mr_iova2,
 };
-pub use queues::{create_cq, create_qp, destroy_cq, destroy_qp, modify_qp, query_qp};
+pub use queues::{create_cq, create_sized_qp, destroy_cq, destroy_qp, modify_qp, query_qp};
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::{ptr, slice};
 
 use crate::abi::export::export;
@@ -177,8 +177,12 @@ fn enqueue(
         // It fails when it is executed.
         (sges, bytes, opcode) = (&[], 0, NO_OPERATION);
     }
+    let inline = if is_inline { bytes } else { 0 };
+    let elements = if is_inline { 0 } else { sges.len() };
+    let taken = queue.taken + (qp.library.blocks)(wr, elements, inline);
     let mut request = Request {
         wr_id: wr.wr_id,
+        blocks: taken,
         opcode,
         flags: if is_inline { wr.send_flags } else { wr.send_flags & !send_flag::INLINE },
         imm: wr.imm_data,
@@ -205,6 +209,7 @@ fn enqueue(
         elements[..sges.len()].copy_from_slice(sges);
     }
     queue.posted += 1;
+    queue.taken = taken;
     batch.add(is_inline, bytes, sges.len());
     Ok(())
 }
@@ -234,7 +239,9 @@ unsafe fn receiver<'a>(wr: &SendWr) -> Result<(&'a Ah, u32, u32), i32> {
 
 /// Whether the data is taken now.
 fn is_inline(qp: &Qp, wr: &SendWr) -> bool {
-    wr.send_flags & send_flag::INLINE != 0 && qp.takes_inline
+    wr.send_flags & send_flag::INLINE != 0
+        && qp.takes_inline
+        && (qp.library.has_inline_answers || wr.opcode < wr_opcode::RDMA_READ)
 }
 
 fn is_atomic(wr: &SendWr) -> bool {
@@ -244,7 +251,7 @@ fn is_atomic(wr: &SendWr) -> bool {
 /// Whether the request may be posted behind so many others, and how many bytes it has.
 fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> Result<u64, i32> {
     let bytes = sges.iter().map(|s| u64::from(s.length)).sum();
-    let is_full = qp.send_ring.in_use(queue.posted + ahead) >= u64::from(qp.cap.max_send_wr);
+    let is_full = qp.send_ring.in_use(queue.taken + ahead) >= u64::from(qp.cap.max_send_wr);
     let Some(refusals) = &qp.library.refusals else {
         return if is_full { Err(libc::ENOMEM) } else { Ok(bytes) };
     };
@@ -265,14 +272,14 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> R
         }
     }
     if is_full {
-        return Err(libc::ENOMEM);
+        return Err(refusals.full);
     }
     if is_too_large(qp, is_inline, sges, bytes) { Err(refusals.by_size) } else { Ok(bytes) }
 }
 
 /// Whether the state of the queue pair allows requests.
 fn may_send(qp: &Qp, refusals: &Refusals) -> Result<(), i32> {
-    refused((refusals.sends)(qp.slot.state.load(SeqCst), qp.reached.load(Relaxed)))
+    refused((refusals.sends)(qp.states()))
 }
 
 /// Whether it has more elements or inline data than there is room for.

@@ -59,7 +59,7 @@ pub(super) unsafe fn make_cq(
 ) -> Result<*mut types::Cq, i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
-    let cqe = u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?;
+    let cqe = (context.fabric.settings.library.cqe)(cqe)?;
     if comp_vector != 0 {
         return Err(libc::EINVAL);
     }
@@ -110,11 +110,28 @@ pub unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-pub unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+pub(super) unsafe extern "C" fn create_qp(
+    pd: *mut types::Pd,
+    init: *mut QpInitAttr,
+) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
-    pointer(|| unsafe { make_qp(pd, &mut *init, None) })
+    pointer(|| unsafe { make_qp(pd, &mut *init, None, None) })
 }
 export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
+
+/// Beneath a provider: `init` has what the program asks for, which is refused where there is less;
+/// `real` the sizes that the provider has made of it.
+///
+/// # Safety
+/// As for `ibv_create_qp`.
+pub unsafe fn create_sized_qp(
+    pd: *mut types::Pd,
+    init: &mut QpInitAttr,
+    real: types::QpCap,
+) -> *mut types::Qp {
+    // SAFETY: by the caller.
+    pointer(|| unsafe { make_qp(pd, init, None, Some(real)) })
+}
 
 /// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the
 /// operations are known.
@@ -147,13 +164,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sq_sig_all: attr.sq_sig_all,
         };
         // SAFETY: the caller's handle.
-        let made = unsafe { make_qp(attr.pd, &mut init, operations) }?;
+        let made = unsafe { make_qp(attr.pd, &mut init, operations, None) }?;
         attr.cap = init.cap;
         Ok(made)
     })
 }
 
-/// A queue pair for these operations; `None`: for all.
+/// A queue pair for these operations; `None`: for all. `real`: see [`create_sized_qp`].
 ///
 /// # Safety
 /// `pd` and the queues are the caller's handles.
@@ -161,6 +178,7 @@ unsafe fn make_qp(
     pd: *mut types::Pd,
     init: &mut QpInitAttr,
     operations: Option<u64>,
+    real: Option<types::QpCap>,
 ) -> Result<*mut types::Qp, i32> {
     // SAFETY: the caller's handle.
     let pd: Arc<Pd> = unsafe { shared(pd) };
@@ -188,6 +206,7 @@ unsafe fn make_qp(
         recv_cq,
         srq,
         cap,
+        real,
         qp_type,
         signal_all,
         operations,

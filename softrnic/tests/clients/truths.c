@@ -83,10 +83,10 @@ static void print_cap(const struct ibv_qp_cap *cap)
 
 static void sizes(unsigned count)
 {
-    static const unsigned lengths[] = {0, 1, 2, 3, 5, 31, 64, 100, 1000, 3000, 8192, 8193, 16384, 16385, 40000, ~0u},
+    static const unsigned lengths[] = {0, 1, 2, 3, 5, 31, 64, 100, 1000, 3000, 8192, 8193, 16384, 16385, 40000, 100000},
                           elements[] = {0, 1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 31, 53, 70, ~0u},
                           bytes[] = {0, 1, 28, 29, 60, 61, 96, 97, 124, 300, 828, 829, 956, 988, 989, 1024, 1025, 5000};
-    static const int queues[] = {-1, 0, 1, 2, 3, 4, 63, 64, 65, 100, 127, 128, 4095, 4096, 1 << 22, 1 << 24};
+    static const int queues[] = {-1, 0, 1, 2, 3, 4, 63, 64, 65, 100, 127, 128, 4095, 4096, 1 << 21, 1 << 22};
     for (unsigned at = 0; at < sizeof queues / sizeof *queues; at++) {
         errno = 0;
         struct ibv_cq *cq = ibv_create_cq(context, queues[at], NULL, NULL, 0);
@@ -326,7 +326,7 @@ static void states(void)
         for (int is_reset = 0; is_reset < 2; is_reset++) {
             struct side sides[SIDES];
             for (int at = 0; at < SIDES; at++)
-                make(&sides[at], (struct ibv_qp_cap){20, 20, 2, 2, INLINE}, ALL);
+                make(&sides[at], (struct ibv_qp_cap){20, 20, 2, 1, INLINE}, ALL);
             printf("way %u:", way);
             if (is_reset) {
                 connect_both(sides, FULL, 7);
@@ -429,7 +429,10 @@ static void spoil(struct ibv_send_wr *wr, struct ibv_sge *sge, const struct side
     case 2: wr->wr.rdma.rkey = closed->rkey; break;
     case 3: wr->wr.rdma.remote_addr = (uintptr_t)memory + sizeof memory - 4; break;
     case 4: wr->num_sge = side->cap.max_send_sge + 1; break;
-    case 5: wr->send_flags |= IBV_SEND_INLINE, wr->num_sge = 1, sge[0].length = side->cap.max_inline_data + 1; break;
+    case 5:
+        sge[0] = (struct ibv_sge){(uintptr_t)memory, side->cap.max_inline_data + 1, mr->lkey};
+        wr->send_flags |= IBV_SEND_INLINE, wr->num_sge = 1;
+        break;
     case 6: wr->opcode = 77; break;
     case 7: wr->send_flags |= 1 << 20; break;
     case 8: wr->send_flags |= IBV_SEND_IP_CSUM; break;

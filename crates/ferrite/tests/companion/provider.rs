@@ -1,5 +1,5 @@
-//! The plugin, and NCCL's own IB transport, on the system's own libibverbs and libmlx5, with
-//! softrnic as kernel and card beneath.
+//! The plugin, and NCCL's own IB transport, on the system's own libibverbs and its driver libraries,
+//! with softrnic as kernel and card beneath.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,15 +12,15 @@ use crate::common::{cached_nccl, dist};
 /// The built files.
 ///
 /// # Errors
-/// They, or libmlx5, are missing, or there can be no mount namespaces.
-fn built() -> Result<PathBuf, Missing> {
+/// They, or the driver library, are missing, or there can be no mount namespaces.
+fn built(provider: &str) -> Result<PathBuf, Missing> {
     let dist = dist(&[
         "softrnic-provider/libsoftrnic-provider.so",
         "lib/libnccl-net.so",
         "bin/ferrite",
         "bin/softrnic",
     ])?;
-    let probe = beneath(&dist, &[], &["true"]);
+    let probe = beneath(provider, &dist, &[], &["true"]);
     if probe.status.success() {
         return Ok(dist);
     }
@@ -28,10 +28,10 @@ fn built() -> Result<PathBuf, Missing> {
 }
 
 /// A program of the build, run with these options.
-fn beneath(dist: &Path, options: &[&str], program: &[&str]) -> Output {
+fn beneath(provider: &str, dist: &Path, options: &[&str], program: &[&str]) -> Output {
     let fabric = unique_name("provider");
     let mut command = Command::new(dist.join("bin/softrnic"));
-    command.args(["run", "--provider", "mlx5", "--same-card", "--fabric", &fabric]);
+    command.args(["run", "--provider", provider, "--same-card", "--fabric", &fabric]);
     // A card waits longer before it sends again.
     command
         .args(["--time-scale", "0.05"])
@@ -45,10 +45,10 @@ fn beneath(dist: &Path, options: &[&str], program: &[&str]) -> Output {
 }
 
 /// `ferrite verify` of one side: whether it ended well, and what it said.
-fn verify(dist: &Path, options: &[&str], side: &[&str]) -> (Option<i32>, String) {
+fn verify(provider: &str, dist: &Path, options: &[&str], side: &[&str]) -> (Option<i32>, String) {
     let ferrite = dist.join("bin/ferrite");
     let words = [&[ferrite.to_str().expect("text"), "verify", "--verbs", "system"], side].concat();
-    let output = beneath(dist, options, &words);
+    let output = beneath(provider, dist, options, &words);
     let said = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&said).into_owned())
 }
@@ -65,8 +65,8 @@ fn stock(release: &str) -> Result<String, Missing> {
 
 #[test]
 fn the_plugin_is_right_over_all_devices() {
-    let dist = require!(built());
-    let said = right(verify(&dist, &[], &[]));
+    let dist = require!(built("mlx5"));
+    let said = right(verify("mlx5", &dist, &[], &[]));
     for words in ["single: Ferrite ", " on mlx5_0 and mlx5_1", "parallel: ", "fused: "] {
         assert!(said.contains(words), "{words}: {said}");
     }
@@ -74,19 +74,30 @@ fn the_plugin_is_right_over_all_devices() {
 
 #[test]
 fn the_oldest_and_the_newest_nccl_are_right() {
-    let dist = require!(built());
+    let dist = require!(built("mlx5"));
     for release in ["2.21.5", "2.32.3"] {
         let nccl = require!(stock(release));
-        right(verify(&dist, &[], &["--over", "single", "--stock", &nccl]));
+        right(verify("mlx5", &dist, &[], &["--over", "single", "--stock", &nccl]));
     }
 }
 
 #[test]
+fn the_plugin_and_nccl_are_right_on_erdma() {
+    let dist = require!(built("erdma"));
+    let said = right(verify("erdma", &dist, &[], &["--over", "single"]));
+    assert!(said.contains("erdma_0"), "{said}");
+    let fault = ["--faults", "qp-error message=500 times=1"];
+    right(verify("erdma", &dist, &fault, &LONG));
+    let nccl = require!(stock("2.21.5"));
+    right(verify("erdma", &dist, &[], &["--over", "single", "--stock", &nccl]));
+}
+
+#[test]
 fn the_plugin_keeps_the_contract() {
-    let dist = require!(built());
+    let dist = require!(built("mlx5"));
     let ferrite = dist.join("bin/ferrite");
     let words = [ferrite.to_str().expect("text"), "check", "--verbs", "system"];
-    let output = beneath(&dist, &[], &words);
+    let output = beneath("mlx5", &dist, &[], &words);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}");
     let passed = said.matches("  pass  ").count();
@@ -98,22 +109,22 @@ const LONG: [&str; 4] = ["--over", "single", "--long", "2000"];
 /// A port that is down for so long that the card gives up, and a queue pair that fails by itself.
 #[test]
 fn the_plugin_resumes_after_faults() {
-    let dist = require!(built());
+    let dist = require!(built("mlx5"));
     for fault in
         ["port-down=1500ms device=softrnic0/1 message=500 times=1", "qp-error message=500 times=1"]
     {
-        right(verify(&dist, &["--faults", fault], &LONG));
+        right(verify("mlx5", &dist, &["--faults", fault], &LONG));
     }
-    right(verify(&dist, &["--faults", "drop chance=0.01"], &LONG));
+    right(verify("mlx5", &dist, &["--faults", "drop chance=0.01"], &LONG));
 }
 
 #[test]
 fn nccl_retries_what_is_lost_and_ends_where_a_queue_pair_fails() {
-    let (dist, nccl) = (require!(built()), require!(stock("2.21.5")));
+    let (dist, nccl) = (require!(built("mlx5")), require!(stock("2.21.5")));
     let side = [&LONG[..], &["--stock", &nccl]].concat();
-    right(verify(&dist, &["--faults", "drop chance=0.01"], &side));
+    right(verify("mlx5", &dist, &["--faults", "drop chance=0.01"], &side));
     let fault = ["--faults", "qp-error message=500 times=1"];
-    let (code, said) = verify(&dist, &fault, &[&side[..], &["--timeout", "5"]].concat());
+    let (code, said) = verify("mlx5", &dist, &fault, &[&side[..], &["--timeout", "5"]].concat());
     assert_eq!(code, Some(2), "{said}");
     // It names the error of the card that libmlx5 reports, and stale fields beside it.
     assert!(said.contains("with status=2 ") && said.contains("mlx5_1:1"), "{said}");
