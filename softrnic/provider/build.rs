@@ -2,9 +2,10 @@
 //! find those of the system's libibverbs. A version script for the linker makes each of them local,
 //! in the version that `export!` gives it (softrnic/src/abi/export.rs).
 
-/// What Rust's own version script keeps local: some linkers take only the last script.
+/// What Rust's own version script keeps local: some linkers take only the last script. A wildcard may
+/// match nothing; a name may not.
 const OTHERS: &str =
-    "OTHERS { local: _R*; _ZN*; softrnic_*; rust_eh_personality; AUDITABLE_VERSION_INFO; };";
+    "OTHERS { local: _R*; _ZN*; softrnic_*; rust_eh_personality; AUDITABLE_*; };";
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
