@@ -1,6 +1,7 @@
 /* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma): answers what
  * libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and nothing completes unless the program writes a
- * completion itself. It is preloaded; SYSFS_PATH names a folder with the few files that libibverbs reads (see verbs.sh). */
+ * completion itself. With CARD_TELLS it prints the size of each region. It is preloaded; SYSFS_PATH names a folder with the few files that
+ * libibverbs reads (see verbs.sh). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -100,6 +101,8 @@ static int written(struct call *call) {
   }
   case IB_USER_VERBS_CMD_REG_MR: {
     struct ib_uverbs_reg_mr_resp r = {next_handle++, next_number, next_number};
+    const struct ib_uverbs_reg_mr *wish = input(call, UVERBS_ATTR_CORE_IN);
+    if (getenv("CARD_TELLS")) fprintf(stderr, "card: region of %llu bytes\n", (unsigned long long)wish->length);
     next_number++;
     answer(call, UVERBS_ATTR_CORE_OUT, &r, sizeof r);
     return 0;

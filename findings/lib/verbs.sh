@@ -3,11 +3,13 @@
 # shellcheck source=debian.sh
 . "$here/debian.sh"
 
-# verbs_get SUITE VERSION: unpacks rdma-core's libraries of that version, with what they need, and a fake device of each kind.
+# verbs_get SUITE VERSION [PACKAGE]...: unpacks rdma-core's libraries of that version, with what they need, other packages, and a fake
+# device of each kind.
 verbs_get() {
     local suite=$1 version=$2 root=$folder/$1/root name node modalias
+    shift 2
     debian_get "$suite" "$folder/$suite" libc6 libgcc-s1 zlib1g libnl-3-200 libnl-route-3-200 linux-libc-dev \
-        "libibverbs1=$version" "ibverbs-providers=$version" "libibverbs-dev=$version" || { echo "$suite: no rdma-core $version"; exit 2; }
+        "libibverbs1=$version" "ibverbs-providers=$version" "libibverbs-dev=$version" "$@" || { echo "$suite: no rdma-core $version"; exit 2; }
     mkdir -p "$root/card"
     while read -r name node modalias; do
         local verbs=$root/card/${name%_0}/class/infiniband_verbs device=$root/card/${name%_0}/class/infiniband/$name
