@@ -1,6 +1,6 @@
-/* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma): answers what
- * libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and nothing completes unless the program writes a
- * completion itself. With CARD_TELLS it prints the size of each region. It is preloaded; SYSFS_PATH names a folder with the few files that
+/* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma), or with
+ * CARD=irdma, of an Intel E810 (libirdma): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
+ * nothing completes unless the program writes a completion itself. With CARD_TELLS it prints the size of each region. It is preloaded; SYSFS_PATH names a folder with the few files that
  * libibverbs reads (see verbs.sh). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,12 +22,13 @@
 #include <rdma/mlx5-abi.h>
 #include <rdma/mlx5_user_ioctl_cmds.h>
 #include <rdma/erdma-abi.h>
+#include <rdma/irdma-abi.h>
 #include "card.h"
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 struct card card; /* what the provider said of the queues that it created last */
 static uint32_t next_handle = 1, next_number = 0x100;
-static int is_erdma(void) { const char *card = getenv("CARD"); return card && !strcmp(card, "erdma"); }
+static int is(const char *name) { const char *card = getenv("CARD"); return card && !strcmp(card, name); }
 static int device = -1; /* the descriptor that stands for /dev/infiniband/uverbs0 */
 #define IS_DEVICE(path) (!strncmp(path, "/dev/infiniband/uverbs", 22))
 static int open_with(int (*real)(const char *, int, ...), const char *path, int flags, mode_t mode) {
@@ -125,9 +126,16 @@ static int asked(struct call *call) {
     uint32_t vectors = 4; uint64_t support = 1;
     answer(call, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &vectors, 4);
     answer(call, UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &support, 8);
-    if (is_erdma()) {
+    if (is("erdma")) {
       struct erdma_uresp_alloc_ctx e = {.dev_id = 1, .sdb_type = 1, .sdb_offset = 0, .sdb = 0x10000, .rdb = 0x20000, .cdb = 0x30000};
       answer(call, UVERBS_ATTR_UHW_OUT, &e, sizeof e);
+      return 0;
+    }
+    if (is("irdma")) {
+      struct irdma_alloc_ucontext_resp i = {.max_pds = 1 << 18, .max_qps = 1 << 17, .wq_size = 32768, .kernel_ver = 5, .feature_flags = 1,
+        .db_mmap_key = 0x100000, .max_hw_wq_frags = 13, .max_hw_read_sges = 13, .max_hw_inline = 101, .max_hw_rq_quanta = 32768,
+        .max_hw_wq_quanta = 32768, .min_hw_cq_size = 4, .max_hw_cq_size = 2097152, .max_hw_sq_chunk = 128, .hw_rev = 2};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
       return 0;
     }
     struct mlx5_ib_alloc_ucontext_resp r = {.bf_reg_size = 512, .cache_line_size = 64, .max_sq_desc_sz = 1024, .max_rq_desc_sz = 512,
@@ -148,9 +156,15 @@ static int asked(struct call *call) {
     const uint32_t *wish = input(call, UVERBS_ATTR_CREATE_CQ_CQE);
     uint32_t cqe = *wish;
     handle(call, UVERBS_ATTR_CREATE_CQ_HANDLE);
-    if (is_erdma()) {
+    if (is("erdma")) {
       struct erdma_uresp_create_cq e = {next_number++, cqe};
       answer(call, UVERBS_ATTR_UHW_OUT, &e, sizeof e);
+    } else if (is("irdma")) {
+      const struct irdma_create_cq_req *c = input(call, UVERBS_ATTR_UHW_IN);
+      card.completions = (void *)(uintptr_t)c->user_cq_buf;
+      card.completion_count = cqe;
+      struct irdma_create_cq_resp i = {next_number++, cqe};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
     } else {
       const struct mlx5_ib_create_cq *c = input(call, UVERBS_ATTR_UHW_IN);
       card.completions = (void *)(uintptr_t)c->buf_addr;
@@ -165,13 +179,17 @@ static int asked(struct call *call) {
     struct ib_uverbs_qp_cap cap = *(const struct ib_uverbs_qp_cap *)input(call, UVERBS_ATTR_CREATE_QP_CAP);
     uint32_t number = next_number++;
     handle(call, UVERBS_ATTR_CREATE_QP_HANDLE);
-    if (is_erdma()) {
+    if (is("erdma")) {
       struct erdma_uresp_create_qp e = {number, 0, 0, 0};
       uint32_t sq = 1, rq = 1;
       while (sq < cap.max_send_wr * 4) sq *= 2;
       while (rq < cap.max_recv_wr) rq *= 2;
       e.num_sqe = sq; e.num_rqe = rq; e.rq_offset = (sq * 32 + 4095) / 4096 * 4096;
       answer(call, UVERBS_ATTR_UHW_OUT, &e, sizeof e);
+    } else if (is("irdma")) {
+      struct irdma_create_qp_resp i = {.qp_id = number, .actual_sq_size = cap.max_send_wr, .actual_rq_size = cap.max_recv_wr, .push_idx = 0xffff,
+        .qp_caps = 7};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
     } else {
       const struct mlx5_ib_create_qp *q = input(call, UVERBS_ATTR_UHW_IN);
       card.user_index = q->uidx;
