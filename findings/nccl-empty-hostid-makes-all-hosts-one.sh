@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # NCCL_HOSTID="" is not unset: all hosts that have it get the same identity, whatever their names are.
 #
-# One expects: an empty value leaves the default, the host's name and boot identifier, as an empty NCCL_CONF_FILE leaves its default.
+# One expects: an empty value leaves the default, which tells hosts apart by their names.
 # What happens: NCCL takes the hash of the empty string, so two hosts of different names have one hash. The value is compared byte by byte: a blank
 #   at the end and capitals make another host.
-# What follows: ranks on different hosts are counted as ranks of one host. An image or a scheduler that sets NCCL_HOSTID="" to undo a value
+# What follows: the number that says which ranks share a host is the same on all hosts. An image or a scheduler that sets NCCL_HOSTID="" to undo a value
 #   does not undo it: unset it. A value with a stray blank divides one host into two.
 #
 # Seen with nvidia-nccl-cu12 2.21.5, 2.28.9, 2.30.7 and 2.32.3, by the function that computes the hash. Two UTS namespaces stand in for two

@@ -1,7 +1,7 @@
 /* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma), or with
  * CARD=irdma, of an Intel E810 (libirdma): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
- * nothing completes unless the program writes a completion itself. With CARD_TELLS it prints the size of each region. It is preloaded; SYSFS_PATH names a folder with the few files that
- * libibverbs reads (see verbs.sh). */
+ * nothing completes unless the program writes a completion itself. With CARD_TELLS it prints the size of each region. It is preloaded;
+ * SYSFS_PATH names a folder with the few files that libibverbs reads (see verbs.sh). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
