@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# An empty NCCL_DEBUG_SUBSYS silences NCCL, also its own warnings; up to 2.28 one misspelt word does the same.
+# An empty NCCL_DEBUG_SUBSYS silences NCCL, also its own warnings; up to 2.28 one misspelt word does the same. Later, it drops the whole list.
 #
 # One expects: NCCL_DEBUG_SUBSYS filters information; warnings are always shown. An empty value means the default, and an unknown word is
 #   ignored or reported.
 # What happens: with NCCL_DEBUG_SUBSYS="" there is no line at all, neither with NCCL_DEBUG=WARN nor with INFO, in any release. The word NETT, or
-#   " NET" with a blank, does the same in 2.21.5 and 2.28.9. From 2.30.7 on such words are ignored. A second, known word cures it.
+#   " NET" with a blank, does the same in 2.21.5 and 2.28.9. A second, known word cures it there. From 2.30.7 on one unknown
+#   word drops the whole list: with NET,NETT the default applies, and NET's information is not shown.
 # What follows: a job fails with an error code and an empty log. Do not use an empty value to undo what an image has set: set INIT,BOOTSTRAP,ENV,
 #   which is the default, or ALL.
 #
@@ -25,13 +26,20 @@ for release in 2.21.5 2.28.9 2.30.7 2.32.3; do
     }
     seen="unset: $(warnings)
 $(for value in "" ALL NET NETT " NET" NETT,NET; do echo "\"$value\": $(warnings "NCCL_DEBUG_SUBSYS=$value")"; done)"
-    case $release in 2.21.5 | 2.28.9) unknown=0 ;; *) unknown=1 ;; esac
+    information() {
+        NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=lo NCCL_DEBUG_SUBSYS="$1" python3 "$folder/call.py" "$(nccl_library "$release")" 2>&1 |
+            grep -c 'NCCL_SOCKET_IFNAME set to lo' || true
+    }
+    seen+="
+NET's information with NET: $(information NET), with NET,NETT: $(information NET,NETT)"
+    case $release in 2.21.5 | 2.28.9) unknown=0 list=1 ;; *) unknown=1 list=0 ;; esac
     compare "NCCL $release, warnings" "$seen" "unset: 1
 \"\": 0
 \"ALL\": 1
 \"NET\": 1
 \"NETT\": $unknown
 \" NET\": $unknown
-\"NETT,NET\": 1"
+\"NETT,NET\": 1
+NET's information with NET: 1, with NET,NETT: $list"
 done
 exit "$status"
