@@ -133,6 +133,9 @@ def faults(options: argparse.Namespace, us: int) -> tuple[list[list[str]], bool]
             lines = " + ".join(str(end["lines"]) for end in found.ends)
             told = [f"{max(rounds):.0f}", f"{statistics.median(rounds):.0f}", str(found.later_commands()), lines]
             rows.append([words, str(us), side, *told])
+            if side == FERRITE and not found.later_commands():
+                print(f"{words}: no connection has recovered, so the fault has not happened", file=sys.stderr)
+                is_good = False
     return rows, is_good
 
 

@@ -43,8 +43,9 @@ export FERRITE_STATS_DIR=$work SOFTRNIC_QUIET=1 FERRITE_HANG_SECONDS=0
 
 # The addresses of fences in libmlx5.
 fences=$work/fences
+: >"$fences"
 for library in /usr/lib/*/libibverbs/libmlx5-rdmav*.so; do
-    objdump -d --no-show-raw-insn "$library" | awk '/\t[slm]fence/ { sub(":", "", $1); print "0x" $1 }' >"$fences"
+    objdump -d --no-show-raw-insn "$library" | awk '/\t[slm]fence/ { sub(":", "", $1); print "0x" $1 }' >>"$fences"
 done
 
 # run FILE SIZE DEPTH MESSAGES ARGUMENT...: writes what callgrind counts of `ferrite solo` to FILE.

@@ -46,4 +46,4 @@ case "${with##*exit code }" in
     2) grep -q '^ferrite: A = .*libnccl-net-uccl.so: rank [01]: ' <<<"$with" || die "the error does not name side A" ;;
     *) die "no verdict, and no sentence" ;;
 esac
-ldconfig -p | grep -q libcuda.so.1 || echo "no CUDA driver here: UCCL $UCCL ends in init"
+ldconfig -p | grep libcuda.so.1 >/dev/null || echo "no CUDA driver here: UCCL $UCCL ends in init"

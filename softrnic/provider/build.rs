@@ -4,8 +4,7 @@
 
 /// What Rust's own version script keeps local: some linkers take only the last script. A wildcard may
 /// match nothing; a name may not.
-const OTHERS: &str =
-    "OTHERS { local: _R*; _ZN*; softrnic_*; rust_eh_personality; AUDITABLE_*; };";
+const OTHERS: &str = "OTHERS { local: _R*; _ZN*; softrnic_*; rust_eh_personality; AUDITABLE_*; };";
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -60,11 +61,12 @@ def main() -> int:
     if not (dist / "bin/softrnic").exists():
         parser.error(f"--dist {dist}: no bin/softrnic in it; scripts/build.sh makes it")
     python = environment()
-    failed = []
+    failed, ran = [], 0
     for client in chosen:
         if not install(python, client):
             print(f"skipped: {client.package}: pip cannot install it")
             continue
+        ran += 1
         began = time.monotonic()
         output = run(python, dist, client, options.faults)
         if output is None:
@@ -72,6 +74,8 @@ def main() -> int:
         else:
             failed.append(client.package)
             print(f"FAILED  {client.package}\n{output}", flush=True)
+    if not ran:
+        return 77
     return 1 if failed else 0
 
 
@@ -99,20 +103,23 @@ def run(python: Path, dist: Path, client: Client, faults: str | None) -> str | N
     if client.brings_libibverbs:
         # Here and not in the environment: env itself and softrnic are no RDMA programs.
         command += [shutil.which("env") or "env", f"LD_PRELOAD={dist / 'softrnic-tools/libibverbs.so.1'}"]
+    process = subprocess.Popen(
+        [*command, python, PROGRAMS / client.program],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        result = subprocess.run(
-            [*command, python, PROGRAMS / client.program],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT,
-            text=True,
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired as late:
-        return f"{(late.output or b'').decode(errors='replace')}\nnot ended after {LIMIT} s"
-    return None if result.returncode == 0 else f"{result.stdout}\nexit status {result.returncode}"
+        output, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return f"{output}\nnot ended after {LIMIT} s"
+    return None if process.returncode == 0 else f"{output}\nexit status {process.returncode}"
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
 
 #[test]
 fn memory_that_the_device_has_no_room_for_is_explained() -> Result<()> {
-    likely_cause_of_refused_memory("ENOMEM", ["max_mr", "CmaTotal"])
+    likely_cause_of_refused_memory("ENOMEM", ["max_mr", "CmaFree"])
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub(super) enum Polling {
     Batches(sys::PollCq),
     /// One completion after the other.
     Singly(ExtendedQueue),
+    /// Not at all: going to the next completion has failed, and one may be lost.
+    Broken,
 }
 
 /// What a completion queue and its queue pairs share. The last of them destroys the queue.

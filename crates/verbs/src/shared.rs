@@ -47,13 +47,16 @@ impl Block {
 
     /// The keys for local and for remote use in `domain`, in which it is registered when they are
     /// first needed.
-    fn keys(&self, domain: &Arc<ProtectionDomain>) -> Result<(u32, u32)> {
+    fn keys(self: &Arc<Self>, domain: &Arc<ProtectionDomain>) -> Result<(u32, u32)> {
         let mut regions = lock(&self.regions);
         if let Some(region) = regions.iter().find(|region| region.is_in(domain)) {
             return Ok((region.lkey(), region.rkey()));
         }
-        // Regions of lost devices are useless, and would keep the devices open.
-        regions.retain(|region| !region.is_lost());
+        // Regions of lost devices are useless, and would keep the devices open. But another ring's
+        // peer may still write by their keys.
+        if Arc::strong_count(self) == 1 {
+            regions.retain(|region| !region.is_lost());
+        }
         let Mapping { base, bytes, .. } = self.memory;
         // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No
         // relaxed ordering here: the sequence number must not overtake the rest of its record.

@@ -141,7 +141,12 @@ impl Batch {
     /// # Safety
     /// As for [`ExtendedQueue::next`].
     #[inline(never)]
-    unsafe fn fill(&mut self, queue: ExtendedQueue, most: usize) -> Result<&[Completion]> {
+    unsafe fn fill(
+        &mut self,
+        queue: ExtendedQueue,
+        most: usize,
+        how: &mut Polling,
+    ) -> Result<&[Completion]> {
         let mut count = 0;
         for place in &mut self.0 {
             // SAFETY: by the caller; `next` says whether there is another one.
@@ -151,9 +156,13 @@ impl Batch {
                 if count >= most || count == POLL_BATCH {
                     break;
                 }
-                // As in [`CompletionQueue::read`].
-                if queue.next() != 0 {
-                    break;
+                match queue.next() {
+                    0 => {}
+                    libc::ENOENT => break,
+                    _ => {
+                        *how = Polling::Broken;
+                        break;
+                    }
                 }
             }
         }
@@ -352,6 +361,7 @@ impl CompletionQueue {
                 Some(Look::Something) => self.poll_singly(batch),
                 _ => Ok(&[]),
             },
+            Polling::Broken => Err(overrun()),
         }
     }
 
@@ -396,7 +406,7 @@ impl CompletionQueue {
         unsafe {
             loop {
                 if queue.status() != Status::SUCCESS {
-                    return batch.fill(queue, left).map(Some);
+                    return batch.fill(queue, left, &mut self.how).map(Some);
                 }
                 match take(Success { id: queue.id(), place: Place::Read(queue) }) {
                     Taken::Yes => {}
@@ -404,15 +414,20 @@ impl CompletionQueue {
                         queue.end();
                         return Ok(Some(&[]));
                     }
-                    Taken::No => return batch.fill(queue, left).map(Some),
+                    Taken::No => return batch.fill(queue, left, &mut self.how).map(Some),
                 }
                 left = left.wrapping_sub(1);
                 if left == 0 {
                     break;
                 }
-                // What was read is handled first: a queue that has failed says so at the next look.
-                if queue.next() != 0 {
-                    break;
+                match queue.next() {
+                    0 => {}
+                    libc::ENOENT => break,
+                    // Some drivers have consumed the entry. What was read is handled first.
+                    _ => {
+                        self.how = Polling::Broken;
+                        break;
+                    }
                 }
             }
             queue.end();

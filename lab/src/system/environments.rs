@@ -57,7 +57,8 @@ impl Environments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Table(*mut *mut c_char);
 
-// SAFETY: nobody frees the table or its strings, and only `Environments` changes it, by `&mut`.
+// SAFETY: nobody frees the table or its strings. `Environments` changes it by `&mut`, and libc in
+// `setenv` and `unsetenv` of the thread that has it.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}

@@ -717,6 +717,12 @@ impl Job for ConnRecovery {
             Err(e) => {
                 work.changes.end_turn();
                 work.new_qps.discard();
+                // Nothing is written to a buffer after the error.
+                if !work.machine.has_fenced()
+                    && let Ok(qps) = end.take_qps()
+                {
+                    qps.fence(&self.peer);
+                }
                 log::warn!("{}", line_of_end(&self.nic.name, self.peer.peer(), &e.text()));
                 self.peer.fail(&e.text());
                 None

@@ -445,6 +445,10 @@ fn tell_one_that_has_failed(role: Role) {
         machine.handle_message(Time::ZERO, message).expect("what a Ferrite says");
     }
     assert_eq!(machine.poll_action(), Some(Action::Fence));
+    if role == Role::Sender {
+        // Until the fence has ended.
+        machine.handle_drained(Time::ZERO);
+    }
     assert!(matches!(machine.poll_action(), Some(Action::Fail(_))));
     assert_eq!(machine.poll_action(), None);
 }
