@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A queue pair of libmlx5 created with max_send_sge = 0 reports a max_inline_data of 4294967292 bytes, and takes none inline.
 #
-# One expects: a queue pair without elements for sends, as a receiver has it, reports 0 bytes of inline data.
-# What happens: ibv_create_qp writes 4294967292, which is -4 as a number without a sign, into max_inline_data. With one element it is 60, though 0 was
+# One expects: a queue pair without elements for sends, as receivers use, reports 0 bytes of inline data.
+# What happens: ibv_create_qp writes 4294967292, which is -4 as an unsigned number, into max_inline_data. With one element it is 60, though 0 was
 #   asked for. A send without elements is taken; 8 bytes inline in one element return ENOMEM.
 # What follows: a program that sends inline up to max_inline_data chooses inline for each size. One that allocates a buffer of that size asks for
 #   4 GiB. Treat the value as 0 if max_send_sge was 0.

@@ -3,7 +3,7 @@
 #
 # One expects: an error, since RDMA was asked for, and for a device by its name.
 # What happens: initialize returns 0, register_memory returns 0, and a transfer to another engine returns 0, with the right bytes. The engine
-#   has opened a TCP port for data. Only the log has a word: "No RDMA devices found", as a warning.
+#   has opened a TCP port for data. Only the log reports it, by the warning "No RDMA devices found".
 # What follows: a container without its RDMA device (no /dev/infiniband, or a misspelt name on a host without cards) works, and is slow. Look for
 #   TcpTransport in the log, or count bytes at the port.
 #

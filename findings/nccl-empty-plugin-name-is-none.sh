@@ -5,7 +5,7 @@
 #   libnccl-net.so is loaded.
 # What happens: unset, NCCL loads libnccl-net.so from the library path. Empty, it loads none and uses its own transports. `none` alone means the
 #   same, but in a list it means nothing: `none,x` loads libnccl-net-x.so. A blank belongs to the name: " x" is no plugin.
-# What follows: Kubernetes cannot unset a variable of the image, and `value: ""` takes the default plugin away without a word. Name the plugin
+# What follows: Kubernetes cannot unset a variable of the image, and `value: ""` disables the default plugin without a message. Name the plugin
 #   instead: NCCL_NET_PLUGIN=libnccl-net.so. Set NCCL_NET to its name too; another network is an error then.
 #
 # Seen with nvidia-nccl-cu12 2.28.9, 2.30.7 and 2.32.3, by the function that chooses the network.

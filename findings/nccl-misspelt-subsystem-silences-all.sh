@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# An empty NCCL_DEBUG_SUBSYS silences NCCL, also its own warnings; up to 2.28 one misspelt word does the same. Later, it drops the whole list.
+# An empty NCCL_DEBUG_SUBSYS silences NCCL, also its own warnings. Up to 2.28 a misspelt word does the same; later, it drops the whole list.
 #
 # One expects: NCCL_DEBUG_SUBSYS filters information; warnings are always shown. An empty value means the default, and an unknown word is
 #   ignored or reported.
 # What happens: with NCCL_DEBUG_SUBSYS="" there is no line at all, neither with NCCL_DEBUG=WARN nor with INFO, in any release. The word NETT, or
-#   " NET" with a blank, does the same in 2.21.5 and 2.28.9. A second, known word cures it there. From 2.30.7 on one unknown
+#   " NET" with a blank, does the same in 2.21.5 and 2.28.9. With a second, known word, lines appear there. From 2.30.7 on one unknown
 #   word drops the whole list: with NET,NETT the default applies, and NET's information is not shown.
 # What follows: a job fails with an error code and an empty log. Do not use an empty value to undo what an image has set: set INIT,BOOTSTRAP,ENV,
 #   which is the default, or ALL.

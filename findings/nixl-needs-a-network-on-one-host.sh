@@ -3,8 +3,8 @@
 #
 # One expects: with UCX_TLS=sm,self, or in a container without a network, agents of one host use shared memory.
 # What happens: create_backend raises NIXL_ERR_BACKEND. NIXL asks UCX for handling of peer failures, which shared memory does not have.
-#   UCX says so in its log. The error is there before any other agent is known. With ucx_error_handling_mode=none it succeeds.
-# What follows: a list of transports that suffices for UCX's other users stops NIXL, even where no byte leaves the host. Add tcp to the
+#   UCX says so in its log. The error comes before any other agent is known. With ucx_error_handling_mode=none it succeeds.
+# What follows: a list of transports that suffices for other users of UCX stops NIXL, even where no byte leaves the host. Add tcp to the
 #   list, or set the mode if a lost peer may be found by other means.
 #
 # Seen with nixl-cu12 1.5.1, which brings UCX.

@@ -5,7 +5,7 @@
 # What happens: the list has ucx_devices, but create_backend with ucx_devices=no_such_device succeeds, as with any misspelt name. The name that
 #   counts is device_list, which is not in the list. NIXL adds `:1` to each of its devices. So device_list=lo, or any other network interface,
 #   is refused: UCX knows lo, not lo:1.
-# What follows: a process that shall keep to one card uses all of them, and no message says so. Use device_list for RDMA devices, and
+# What follows: a process that should use one card uses all of them, and no message says so. Use device_list for RDMA devices, and
 #   UCX_NET_DEVICES for TCP.
 #
 # Seen with nixl-cu12 1.5.1, which brings UCX.

@@ -2,7 +2,7 @@
 # perftest's `-s 1G` measures messages of one byte, and `-s 64k` messages of 64 bytes: only capital K and M multiply.
 #
 # One expects: sizes as elsewhere, 64k, 64KB or 1G, or an error.
-# What happens: K and M as the last letter are 2^10 and 2^20. Any other letter, and all that follows the number, is ignored without a word. So 64k and
+# What happens: K and M as the last letter are 2^10 and 2^20. Any other letter, and all that follows the number, is ignored without a message. So 64k and
 #   64KB are 64, 1G is 1, and 9000.9K is 9000K. Of the numbers among the options, the size is not checked: `-n 5k` is an error.
 # What follows: a bandwidth that is far too low, which looks like a slow link. The column #bytes of the result has the real size. Write bytes.
 #
