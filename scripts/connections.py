@@ -6,7 +6,7 @@
 
 DIST is a built folder (scripts/build.sh). The first form makes connections, and says how long they took, how many commands the cards
 carried out, and how much memory each end has. With --idle they are held for so long without a call. The second form makes COUNT
-connections each way, which carry a message each, round after round, and lets a port or a card be away. "All again" is the longest
+connections each way, which carry a message each, round after round, and takes a port down or a card away. "All recovered" is the longest
 round: from before the fault until each connection has carried its message.
 
 --command-us: how long a card takes for a command (SOFTRNIC_COMMAND_US). 100 and 300 are assumed, not measured on cards.
@@ -25,7 +25,7 @@ from typing import Any
 
 FERRITE = "Ferrite"
 FAULTS = {
-    "port away for 100 ms": "port-down=100ms device=softrnic0/1 times=1",
+    "port down for 100 ms": "port-down=100ms device=softrnic0/1 times=1",
     "card away for 2 s": "device-fatal=2s device=softrnic0 times=1",
 }
 # From the fault to the end of the traffic; the built-in's retries take up to 30 s.
@@ -165,7 +165,7 @@ def main() -> int:
             "fault",
             "us a command",
             "transport",
-            "all again, ms",
+            "all recovered, ms",
             "median round, ms",
             "commands of a card after the set-up",
             "lines of both ends",

@@ -273,7 +273,7 @@ steps() {
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
     "$1" "RDMA programs from PyPI on the software device, also with loss" programs_from_pypi
-    "$1" "many connections: set-up, memory, idle cost; a port and a card away" many_connections
+    "$1" "many connections: set-up, memory, idle cost; a port down and a card away" many_connections
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
     "$1" "ports that fall more than five hundred times" falling_ports
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults

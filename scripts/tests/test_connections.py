@@ -1,4 +1,4 @@
-"""A short form of scripts/connections.py: what a hundred connections take of the cards, and what they do when a port is away."""
+"""A short form of scripts/connections.py: what a hundred connections take of the cards, and what they do when a port is down."""
 
 import os
 import unittest
@@ -28,7 +28,7 @@ class Connections(unittest.TestCase):
         self.assertEqual((sending, receiving), (least, least))
 
     def test_all_connections_resume_when_their_port_is_back_and_the_log_has_a_line_for_all(self) -> None:
-        rule = connections.FAULTS["port away for 100 ms"]
+        rule = connections.FAULTS["port down for 100 ms"]
         run = self.run_of(100, "--both-ways", "--traffic-ms", "2500", "--fault-at-ms", "100", "--fault", rule)
         self.assertGreater(len(run.rounds()), 2)
         for end in run.ends:

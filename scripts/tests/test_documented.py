@@ -25,7 +25,7 @@ PARSERS = {
     "torch_suite": torch_suite.arguments,
 }
 # They name no parser of their own: --help behind the arguments ends them once these are parsed.
-OTHERS = ("connections", "endurance", "fuzz", "schedules")
+OTHERS = ("browser", "connections", "endurance", "fuzz", "pictures", "schedules")
 # Words of the pages in whose place a number stands.
 PLACES = {"SECONDS": "1", "SEEDS": "1"}
 # A program of this repository, or one of the wheel's command, and its arguments.
