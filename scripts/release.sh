@@ -2,7 +2,7 @@
 # Makes a release of the last commit: checks that all files name this version, builds the packages, compares the plugin with that of
 # the last release, leaves one folder to publish, packages/vVERSION, and makes the tag. It pushes nothing.
 #
-#   scripts/release.sh [--dry-run | --tagged] [--without aarch64] VERSION
+#   scripts/release.sh [--dry-run|--tagged] [--without aarch64] VERSION
 #
 #   --dry-run            checks, and says what would be done; builds and tags nothing
 #   --tagged             for the hosted workflow: makes the folder of the tag that is checked out, whose message has the same checksums
@@ -11,7 +11,7 @@
 # The folder has all packages, SHA256SUMS, and NOTES.md from CHANGELOG.md. 1: something is in the way; all of it is named.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-usage="usage: scripts/release.sh [--dry-run | --tagged] [--without aarch64] VERSION"
+usage="usage: scripts/release.sh [--dry-run|--tagged] [--without aarch64] VERSION"
 dry_run="" tagged="" version="" processors=(x86_64 aarch64)
 while [ $# -gt 0 ]; do
     case "$1" in

@@ -20,8 +20,8 @@ class Connections(unittest.TestCase):
 
     def test_commands_that_a_hundred_connections_take_of_the_cards(self) -> None:
         run = self.run_of(100)
-        # A queue pair with its completion queue, and its three changes of state.
-        least = {"create_cq": 1, "create_qp": 1, "modify_qp": 3}
+        # A queue pair with its completion queue and thread domain, and its three changes of state.
+        least = {"alloc_td": 1, "create_cq": 1, "create_qp": 1, "modify_qp": 3}
         sending, receiving = run.commands(0), run.commands(1)
         self.assertLess(sending.pop("register_mr"), 0.2, "rings are registered together")
         self.assertLess(receiving.pop("register_mr", 0), 0.2)
