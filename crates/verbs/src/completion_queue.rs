@@ -34,8 +34,9 @@ pub(super) enum Polling {
     Batches(sys::PollCq),
     /// One completion after the other.
     Singly(ExtendedQueue),
-    /// Not at all: going to the next completion has failed, and one may be lost.
-    Broken,
+    /// As before, once the error is reported: going to the next completion has failed, and that
+    /// one may be lost.
+    Broken(ExtendedQueue),
 }
 
 /// What a completion queue and its queue pairs share. The last of them destroys the queue.

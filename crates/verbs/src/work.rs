@@ -160,7 +160,7 @@ impl Batch {
                     0 => {}
                     libc::ENOENT => break,
                     _ => {
-                        *how = Polling::Broken;
+                        *how = Polling::Broken(queue);
                         break;
                     }
                 }
@@ -361,7 +361,11 @@ impl CompletionQueue {
                 Some(Look::Something) => self.poll_singly(batch),
                 _ => Ok(&[]),
             },
-            Polling::Broken => Err(overrun()),
+            Polling::Broken(queue) => {
+                // What is left can be read: a fence does.
+                self.how = Polling::Singly(queue);
+                Err(overrun())
+            }
         }
     }
 
@@ -425,7 +429,7 @@ impl CompletionQueue {
                     libc::ENOENT => break,
                     // Some drivers have consumed the entry. What was read is handled first.
                     _ => {
-                        self.how = Polling::Broken;
+                        self.how = Polling::Broken(queue);
                         break;
                     }
                 }
