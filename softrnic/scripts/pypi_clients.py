@@ -42,7 +42,7 @@ CLIENTS = [
     Client("mooncake-transfer-engine-non-cuda==0.3.13.post1", "mooncake_engine.py"),
     # UCX compares the addresses of RoCE devices with the routes of the host.
     Client("nixl-cu12==1.5.1", "nixl_agents.py", variables=(("UCX_IB_ROCE_REACHABILITY_MODE", "all"),), brings_libibverbs=True),
-    # It asks for a min_rnr_timer of 32, of which mlx5 takes the lowest five bits. Other devices refuse it.
+    # It asks for a min_rnr_timer of 32. mlx5 takes the lowest five bits, and other devices refuse it.
     Client("dlslime==0.1.23", "dlslime_endpoints.py", options=("--driver", "mlx5")),
     Client("peercache==0.8.4", "peercache_engines.py"),
 ]

@@ -31,7 +31,7 @@ struct Latest {
     taken: usize,
 }
 
-/// The latest blocks, by the address of the peer's process. A key that a peer is told is for memory
+/// The latest blocks, by the address of the peer's process. A key that a peer gets is for memory
 /// that it alone writes to.
 #[derive(Debug, Default)]
 pub struct RingBlocks(Mutex<BTreeMap<SocketAddr, Latest>>);

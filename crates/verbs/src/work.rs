@@ -375,7 +375,7 @@ impl CompletionQueue {
     }
 
     /// Whether there are completions, if the device can tell without returning one. A queue that
-    /// has failed has something, and [`Self::read`] returns the error.
+    /// has failed has something, and [`Self::read`] or the next [`Self::poll`] returns the error.
     #[inline(always)]
     pub fn look(&mut self) -> Option<Look> {
         let Polling::Singly(queue) = self.how else { return None };

@@ -427,7 +427,7 @@ impl Pipe {
         let ours = lock(&self.ours);
         let mut kept = Vec::new();
         let mut record = vec![0_u8; size_of::<T>()];
-        // SAFETY: an open descriptor, and as much room as is said.
+        // SAFETY: the context keeps the descriptor open, and the buffer has the length that is passed.
         while unsafe {
             let (fd, at) = (self.theirs.as_raw_fd(), record.as_mut_ptr().cast());
             libc::recv(fd, at, record.len(), libc::MSG_DONTWAIT)
@@ -471,7 +471,7 @@ impl Events {
     fn is_woken(&self) -> bool {
         let mut word = [0_u8; size_of::<CompletionRecord>()];
         let (fd, at) = (self.waker.as_raw_fd(), word.as_mut_ptr().cast());
-        // SAFETY: an open descriptor, and as much room as is said.
+        // SAFETY: the context keeps the descriptor open, and the buffer has the length that is passed.
         unsafe { libc::recv(fd, at, word.len(), libc::MSG_DONTWAIT) > 0 }
     }
 

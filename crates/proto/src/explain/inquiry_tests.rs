@@ -311,7 +311,7 @@ fn all_name_the_process_that_has_begun_operations_of_two_communicators_in_anothe
 /// for 0 in communicator 2, which 0 has not begun. Nobody has another order: 3 is late.
 #[test]
 fn a_neighbour_that_repeats_what_it_has_heard_is_no_proof_of_another_order() {
-    // Who receives from whom, in the first operation of which communicator.
+    // A rank, the rank that it receives from, and the communicator of its first operation.
     const EDGES: [(usize, usize, u64); 5] = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (2, 3, 3), (4, 0, 2)];
     let begun: [&[u64]; 5] = [&[1], &[1], &[3], &[], &[2]];
     let process = |pid: usize| Identity { pid: pid as u32, ..who(None) };
