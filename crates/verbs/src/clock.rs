@@ -35,6 +35,7 @@ pub mod simulated {
 
     thread_local! {
         static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+        static TICK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     }
 
     /// From now on it is `now` on this thread; `None`: the time passes again.
@@ -42,9 +43,16 @@ pub mod simulated {
         NOW.set(now);
     }
 
+    /// From now on that much time passes on this thread with each look at the clock.
+    pub fn set_tick(tick: Duration) {
+        TICK.set(tick);
+    }
+
     /// The time on this thread, if it is simulated.
     pub fn now() -> Option<Instant> {
-        NOW.get()
+        let now = NOW.get();
+        NOW.set(now.map(|now| now + TICK.get()));
+        now
     }
 
     /// On a thread whose time is simulated, that much time passes at once.

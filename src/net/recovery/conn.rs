@@ -423,8 +423,9 @@ impl ConnRecovery {
         }
     }
 
-    /// Does everything that is due. Returns when there is more to do.
-    fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
+    /// Does everything that is due. Returns when there is more to do: also at once, where a time
+    /// has come since the ports were `looked` at.
+    fn run_all(&self, work: &mut Work, end: &dyn End, looked: Instant) -> Result<Option<Instant>> {
         let mut next_step = None;
         loop {
             self.take_in(work, end)?;
@@ -473,7 +474,7 @@ impl ConnRecovery {
         };
         let change = work.changes.next_try(now);
         let probe = is_doubted.then(|| now + PROBE_EVERY);
-        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change()]
+        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change(looked)]
             .into_iter()
             .flatten()
             .min())
@@ -698,6 +699,7 @@ impl Job for ConnRecovery {
             self.handle_gone();
             return None;
         }
+        let looked = clock::now();
         let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());
         if !work.machine.is_running() || !is_whole || work.rails.borrowing().is_some() {
             self.look_at_ports(&mut work, end);
@@ -709,7 +711,7 @@ impl Job for ConnRecovery {
         work.machine.handle_others(others);
         let is_hopeless = !work.machine.is_running() && self.nic.spares.is_empty();
         let hopeless = work.rails.devices.hopeless().filter(|_| is_hopeless);
-        let outcome = hopeless.map_or_else(|| self.run_all(&mut work, end), Err);
+        let outcome = hopeless.map_or_else(|| self.run_all(&mut work, end, looked), Err);
         self.is_under_way.store(work.machine.has_fenced(), Ordering::Relaxed);
         self.count(outcome.is_ok() && !work.machine.is_running());
         match outcome {

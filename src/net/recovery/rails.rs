@@ -316,13 +316,12 @@ impl ConnRails {
         self.avoided.iter().any(Option::is_some)
     }
 
-    /// The next time at which an avoided rail may be used, a device may be back, or a port may be
-    /// borrowed or returned.
-    pub fn next_change(&self) -> Option<Instant> {
-        let now = clock::now();
+    /// The next time after `looked` at which an avoided rail may be used, a device may be back, or
+    /// a port may be borrowed or returned. A time that has passed since [`Self::look`] counts.
+    pub fn next_change(&self, looked: Instant) -> Option<Instant> {
         let avoided =
-            self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
-        avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()
+            self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > looked);
+        avoided.chain(self.spare.next_change(looked)).chain(self.devices.next_look()).min()
     }
 
     /// Whether `port` is active, has an address compatible with that of rail number `number`, and

@@ -146,14 +146,13 @@ impl SparePort {
             && self.own_since.is_some_and(|since| clock::since(since) >= self.return_after)
     }
 
-    /// When a port may next be borrowed or returned.
-    pub fn next_change(&self) -> Option<Instant> {
+    /// When a port may be borrowed or returned, if that is after `looked`.
+    pub fn next_change(&self, looked: Instant) -> Option<Instant> {
         let give_back =
             self.own_since.filter(|_| self.loan.is_some()).map(|since| since + self.return_after);
         let borrow =
             self.without_since.filter(|_| self.loan.is_none()).map(|since| since + BORROW_AFTER);
-        let now = clock::now();
-        [give_back, borrow].into_iter().flatten().filter(|time| *time > now).min()
+        [give_back, borrow].into_iter().flatten().filter(|time| *time > looked).min()
     }
 
     /// Records whether an own port is usable now. Changes nothing that existing queue pairs depend

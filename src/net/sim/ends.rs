@@ -4,7 +4,7 @@
 
 use super::control::Stream;
 use super::device;
-use super::fabric::{DEVICES, IMAGINARY};
+use super::fabric::{DEVICES, Fabric, IMAGINARY};
 use super::plan::{Plan, Terms};
 use crate::error::{Error, Result};
 use crate::host::config::{Config, Retries};
@@ -32,6 +32,7 @@ use crate::proto::lanes::FlowLabels;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::{Entry, RequestId};
 use crate::stats::record::{ConnStats, Direction, Opening};
+use crate::verbs::clock;
 use crate::verbs::context::Context;
 use crate::verbs::queue_pair::QpCaps;
 use std::cell::{Cell, RefCell};
@@ -286,10 +287,17 @@ struct Idle {
 }
 
 impl Idle {
-    fn new(end: End, terms: &Terms, (rails, per_rail): (usize, usize), caps: QpCaps) -> Self {
+    /// Its queue pairs, on its rails except those `left_out`.
+    fn new(
+        end: End,
+        terms: &Terms,
+        ((rails, per_rail), left_out): ((usize, usize), RailMask),
+        caps: QpCaps,
+    ) -> Self {
         let nic = nic(end, terms, rails);
         let on = |(number, port)| RailPort { number, port, towards: Vec::new() };
-        let ports: Vec<_> = nic.ports(RailMask::first(rails as u8)).into_iter().map(on).collect();
+        let numbers = RailMask::first(rails as u8) - left_out;
+        let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
         let mut qps = InitQpSet::new(&nic, &ports, (per_rail, None), caps).expect("queue pairs");
         qps.endpoint.adaptive_routing = terms.is_adaptive;
         qps.endpoint.split = terms.is_split;
@@ -315,8 +323,11 @@ impl Connection {
         let terms = &plan.terms;
         let [near, far] = terms.ends;
         let far = (far.0.min(near.0), far.1);
-        let mut near = Idle::new(End::Sender, terms, near, SENDER_QP_CAPS);
-        let far = Idle::new(End::Receiver, terms, far, RECEIVER_QP_CAPS);
+        let all = RailMask::first(far.0 as u8);
+        let left_out = terms.recovers.map_or(RailMask::NONE, |recovers| recovers.left_out & all);
+        let left_out = if left_out == all { RailMask::NONE } else { left_out };
+        let mut near = Idle::new(End::Sender, terms, (near, left_out), SENDER_QP_CAPS);
+        let far = Idle::new(End::Receiver, terms, (far, left_out), RECEIVER_QP_CAPS);
         let halves = cts_halves(near.nic.rails.len());
         let mut ring = CtsRing::new(halves, Cts::empty_last_word).expect("memory");
         near.qps.describe_ring(&mut ring).expect("registered");
@@ -326,8 +337,9 @@ impl Connection {
             slot_room: (halves * Cts::BYTES) as u32,
         };
         let agreed = Negotiated::agree(&near.qps.endpoint, &far.qps.endpoint)
-            .expect("ends of one link layer");
-        let offered = near.qps.endpoint.clone();
+            .expect("ends of one link layer")
+            .over(all.count(), all - left_out);
+        let offered = near.qps.endpoint.over(near.qps.rail_numbers(), all - left_out);
         let (far_nic, far_qps, answer) = far.connect(offered, &agreed);
         let (near_nic, near_qps, endpoint) = near.connect(answer.clone(), &agreed);
         let numbers =
@@ -374,6 +386,9 @@ impl Connection {
         let buffers = plan.messages.iter().enumerate().map(buffer).collect();
         let receiver = Receiver { comm, buffers };
         let stats = stats(Direction::Send, &near_qps);
+        if agreed.failover {
+            clock::sleep(device::with(Fabric::time_between_ends));
+        }
         let comm = SendComm::new(
             near_nic,
             Arc::clone(&peers[0].0),
@@ -389,14 +404,6 @@ impl Connection {
         let all = (plan.messages.len() + 1) << 32;
         let memory = Memory::register(&comm.memory, source_of(0), all);
         let sender = Sender { comm, memory };
-        Self {
-            sender,
-            receiver,
-            peers,
-            nics,
-            qps,
-            rails: agreed.striping.rails().into(),
-            ring: place.addr,
-        }
+        Self { sender, receiver, peers, nics, qps, rails: agreed.count.into(), ring: place.addr }
     }
 }

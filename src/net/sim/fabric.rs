@@ -306,6 +306,11 @@ impl Fabric {
         self.lost[device]
     }
 
+    /// How much later than the receiver's end the sender's is made.
+    pub(super) fn time_between_ends(&mut self) -> Duration {
+        Duration::from_nanos(self.random.below(10 * LATE.as_nanos() as u64))
+    }
+
     pub(super) fn is_port_up(&self, device: usize) -> bool {
         self.ports[device]
     }

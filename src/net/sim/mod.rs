@@ -274,6 +274,17 @@ fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_u
 }
 
 #[test]
+fn a_connection_that_begins_on_some_of_its_rails_comes_to_use_all() {
+    let (mut runs, mut recoveries) = (0, 0);
+    run_seeds(300, "begins on some rails", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::begins_on_some);
+        assert!(outcome.is_all_delivered, "{outcome:?}");
+        (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
+    });
+    assert!(runs == 1 || recoveries > runs / 8, "{recoveries} recoveries in {runs} runs");
+}
+
+#[test]
 fn many_short_faults_in_the_middle_of_recoveries_end_well() {
     run_seeds(150, "restless recovery", |seed| {
         let outcome = recover(Random::new(seed), recovery_faults::Plan::restless);

@@ -3,6 +3,7 @@
 use super::fabric::DEVICES;
 use crate::proto::MAX_GROUP;
 use crate::proto::random::Random;
+use crate::proto::recovery::rail_mask::RailMask;
 use std::ops::Range;
 
 /// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the
@@ -49,6 +50,8 @@ pub(super) struct Recovers {
     pub(super) stall_ms: u64,
     /// Whether they borrow ports of other cards.
     pub(super) borrows: bool,
+    /// The rails that the connection does not begin on, unless they are all.
+    pub(super) left_out: RailMask,
 }
 
 /// All that is fixed before the first step.

@@ -110,6 +110,7 @@ pub(super) fn run(world: World) -> Outcome {
     drop(world);
     device::with(|fabric| fabric.check_released());
     clock::simulated::set(None);
+    clock::simulated::set_tick(Duration::ZERO);
     outcome
 }
 
@@ -137,6 +138,8 @@ impl Recovering {
         if random.one_in(3) {
             device::with(|fabric| fabric.be_slow());
         }
+        let tick = [0, 100, 3_000][random.index(3)];
+        clock::simulated::set_tick(Duration::from_nanos(tick));
         // In a step one queue pair does something; those of a device work side by side.
         let qps = device::with(|fabric| fabric.qp_count()) as u64;
         let nanos = [2_000, 10_000, 40_000][random.index(3)] * 2 / qps;

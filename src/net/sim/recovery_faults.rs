@@ -3,6 +3,7 @@
 use super::ends::End;
 use super::plan::{self, Recovers};
 use crate::proto::random::Random;
+use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Duration;
 
 /// When a fault happens.
@@ -64,7 +65,8 @@ impl Plan {
     }
 
     fn of(faults: Vec<(When, Fault)>) -> Self {
-        let recovers = Recovers { give_up_s: 120, stall_ms: 60, borrows: false };
+        let left_out = RailMask::NONE;
+        let recovers = Recovers { give_up_s: 120, stall_ms: 60, borrows: false, left_out };
         Self { faults, recovers, may_fail: false, is_quiet_until_back: false }
     }
 
@@ -81,8 +83,15 @@ impl Plan {
             faults.push((when, fault(random)));
         }
         let borrows = random.one_in(4);
+        let left_out = if random.one_in(4) { some_rails(random) } else { RailMask::NONE };
         let this = Self::of(faults);
-        Self { recovers: Recovers { borrows, ..this.recovers }, ..this }
+        Self { recovers: Recovers { borrows, left_out, ..this.recovers }, ..this }
+    }
+
+    /// Nothing fails, and the connection begins on some of its rails.
+    pub(super) fn begins_on_some(random: &mut Random, plan: &plan::Plan) -> Self {
+        let calm = Self::nothing(random, plan);
+        Self { recovers: Recovers { left_out: some_rails(random), ..calm.recovers }, ..calm }
     }
 
     /// Many short faults, at any step of the ends.
@@ -181,6 +190,10 @@ impl Plan {
 
 fn end(random: &mut Random) -> End {
     End::BOTH[random.index(2)]
+}
+
+fn some_rails(random: &mut Random) -> RailMask {
+    RailMask(1 + random.below((1 << super::fabric::DEVICES) - 1) as u8)
 }
 
 fn change(random: &mut Random) -> Fault {

@@ -81,6 +81,9 @@ impl World {
     /// One whose ends recover from `faults`.
     pub(super) fn with_recovery(random: Random, mut plan: Plan, faults: recovered::Plan) -> Self {
         plan.terms.recovers = Some(faults.recovers);
+        if !faults.recovers.left_out.is_empty() {
+            plan.terms.ends.iter_mut().for_each(|(rails, _)| *rails = 2.max(*rails));
+        }
         let mut world = Self::new(random, plan);
         (world.laws.may_fail, world.laws.may_repeat) = (faults.may_fail, true);
         let (nics, peers) = (world.nics.clone(), world.peers.clone());
