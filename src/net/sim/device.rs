@@ -6,10 +6,11 @@
 
 use super::fabric::{DEVICES, Event, Fabric, IMAGINARY, WorkRequest};
 use crate::verbs::library::Library;
-use crate::verbs::sys;
-use libc::{c_char, c_int, c_void};
+use crate::verbs::{extended_call, sys};
+use libc::{c_char, c_int, c_uint, c_void};
 use std::cell::{Cell, RefCell};
 use std::ffi::CString;
+use std::mem::{MaybeUninit, offset_of, size_of};
 use std::ptr::{NonNull, from_mut, null_mut};
 use std::sync::{Arc, LazyLock};
 
@@ -50,7 +51,7 @@ unsafe fn command(context: *mut sys::ibv_context) -> c_int {
 /// `context` is open.
 unsafe fn is_lost(context: *mut sys::ibv_context) -> bool {
     // SAFETY: as the caller says.
-    let (number, losses) = unsafe { (number_of(context), (*context.cast::<Open>()).losses) };
+    let (number, losses) = unsafe { (number_of(context), (*open_of(context)).losses) };
     with(|fabric| fabric.losses(number)) != losses
 }
 
@@ -116,6 +117,7 @@ functions! {
     ibv_modify_qp = modify_qp as unsafe extern "C" fn(_, _, _) -> _,
     ibv_query_qp = query_qp as extern "C" fn(_, _, _, _) -> _,
     ibv_destroy_qp = destroy_qp as unsafe extern "C" fn(_) -> _,
+    ibv_qp_to_qp_ex = qp_to_qp_ex as unsafe extern "C" fn(_) -> _,
     ibv_fork_init = fork_init as extern "C" fn() -> _,
 }
 
@@ -125,15 +127,25 @@ struct Device {
     name: CString,
 }
 
-/// What `struct ibv_context` is here.
+/// What `struct verbs_context` is here.
 #[repr(C)]
 struct Open {
+    /// Functions, found by their distance to the context.
+    before: [usize; WORDS_BEFORE],
     raw: sys::ibv_context,
     /// How often the device had been lost before.
     losses: u32,
 }
 
-/// What `struct ibv_pd` is here.
+/// None of the functions that are used is farther away.
+const WORDS_BEFORE: usize = extended_call::ALLOC_PARENT_DOMAIN / size_of::<usize>();
+
+/// The struct that `context` is in.
+fn open_of(context: *mut sys::ibv_context) -> *mut Open {
+    context.cast::<u8>().wrapping_sub(offset_of!(Open, raw)).cast()
+}
+
+/// What `struct ibv_pd` is here, a parent domain too.
 struct Domain {
     device: usize,
     context: *mut sys::ibv_context,
@@ -141,14 +153,24 @@ struct Domain {
 
 #[repr(C)]
 struct Queue {
-    raw: sys::ibv_cq,
+    /// Its functions are set if completions are read one after the other.
+    raw: MaybeUninit<sys::ibv_cq_ex>,
+    context: *mut sys::ibv_context,
     number: usize,
+    /// The immediate data of the completion that is read.
+    imm: u32,
 }
 
 #[repr(C)]
 struct QueuePair {
-    raw: sys::ibv_qp,
+    /// Its functions are set if it was made for certain operations.
+    raw: MaybeUninit<sys::ibv_qp_ex>,
+    context: *mut sys::ibv_context,
     number: usize,
+    /// Those operations.
+    operations: u64,
+    /// What is posted with the next doorbell, each with the key of its memory.
+    post: Option<Vec<(WorkRequest, u32)>>,
 }
 
 static LIST: LazyLock<Vec<usize>> = LazyLock::new(|| {
@@ -208,21 +230,32 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     // SAFETY: a struct of numbers and pointers.
     let mut open: Box<Open> = unsafe { zeroed() };
     open.losses = with(|fabric| fabric.losses(number));
+    let mut set = |distance: usize, function: *const ()| {
+        open.before[WORDS_BEFORE - distance / size_of::<usize>()] = function.expose_provenance();
+    };
+    set(extended_call::ALLOC_TD, alloc_td as *const ());
+    set(extended_call::DEALLOC_TD, dealloc_td as *const ());
+    set(extended_call::ALLOC_PARENT_DOMAIN, alloc_parent_domain as *const ());
+    set(extended_call::CREATE_CQ_EX, create_cq_ex as *const ());
+    set(extended_call::CREATE_QP_EX, create_qp_ex as *const ());
+    open.before[WORDS_BEFORE - 1] = size_of::<Open>() - size_of::<usize>();
     let context = &mut open.raw;
     context.device = device;
     context.ops.poll_cq = Some(poll_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.cmd_fd = -1;
+    context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
     // SAFETY: no pointers.
     context.async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     BELLS.with_borrow_mut(|bells| bells.push((number, context.async_fd)));
-    Box::into_raw(open).cast()
+    // SAFETY: a field of it.
+    unsafe { &raw mut (*Box::into_raw(open)).raw }
 }
 
 unsafe extern "C" fn close_device(context: *mut sys::ibv_context) -> c_int {
     // SAFETY: of `open_device`, closed once.
-    let context = unsafe { Box::from_raw(context.cast::<Open>()) }.raw;
+    let context = unsafe { Box::from_raw(open_of(context)) }.raw;
     BELLS.with_borrow_mut(|bells| bells.retain(|(_, bell)| *bell != context.async_fd));
     // SAFETY: opened there.
     unsafe { libc::close(context.async_fd) }
@@ -366,6 +399,37 @@ unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     0
 }
 
+unsafe extern "C" fn alloc_td(
+    context: *mut sys::ibv_context,
+    _: *mut sys::ibv_td_init_attr,
+) -> *mut sys::ibv_td {
+    // SAFETY: an open context.
+    let (device, refusal) = unsafe { (number_of(context), command(context)) };
+    if refusal != 0 {
+        return refused(refusal);
+    }
+    if !with(|fabric| fabric.alloc_thread(device)) {
+        return refused(libc::EOPNOTSUPP);
+    }
+    Box::into_raw(Box::new(device)).cast()
+}
+
+unsafe extern "C" fn dealloc_td(td: *mut sys::ibv_td) -> c_int {
+    // SAFETY: of `alloc_td`, given back once.
+    drop(unsafe { Box::from_raw(td.cast::<usize>()) });
+    with(Fabric::dealloc_thread);
+    0
+}
+
+unsafe extern "C" fn alloc_parent_domain(
+    context: *mut sys::ibv_context,
+    attr: *mut sys::ibv_parent_domain_init_attr,
+) -> *mut sys::ibv_pd {
+    // SAFETY: whole attributes, and a live domain.
+    let device = unsafe { (*(*attr).pd.cast::<Domain>()).device };
+    Box::into_raw(Box::new(Domain { device, context })).cast()
+}
+
 unsafe extern "C" fn create_cq(
     context: *mut sys::ibv_context,
     entries: c_int,
@@ -373,21 +437,60 @@ unsafe extern "C" fn create_cq(
     _: *mut sys::ibv_comp_channel,
     _: c_int,
 ) -> *mut sys::ibv_cq {
-    // SAFETY: a struct of numbers and pointers.
-    let mut queue: Box<Queue> = unsafe { zeroed() };
-    (queue.raw.context, queue.raw.cq_context) = (context, cq_context);
+    // SAFETY: an open context.
+    unsafe { new_queue(context, entries as usize, cq_context) }
+}
+
+unsafe extern "C" fn create_cq_ex(
+    context: *mut sys::ibv_context,
+    attr: *mut sys::ibv_cq_init_attr_ex,
+) -> *mut sys::ibv_cq_ex {
+    // SAFETY: an open context, and whole attributes.
+    let (device, attr) = unsafe { (number_of(context), &*attr) };
+    if !with(|fabric| fabric.driver_of(device).reads_completions) {
+        return refused(libc::EOPNOTSUPP);
+    }
+    // SAFETY: an open context.
+    let queue = unsafe { new_queue(context, attr.cqe as usize, attr.cq_context) };
+    let raw = queue.cast::<sys::ibv_cq_ex>();
+    if !raw.is_null() {
+        // SAFETY: fields of the new queue.
+        unsafe {
+            (&raw mut (*raw).start_poll).write(start_poll);
+            (&raw mut (*raw).next_poll).write(next_poll);
+            (&raw mut (*raw).end_poll).write(end_poll);
+            (&raw mut (*raw).read_vendor_err).write(read_vendor_err);
+            (&raw mut (*raw).read_imm_data).write(read_imm_data);
+        }
+    }
+    raw
+}
+
+/// # Safety
+/// `context` is open.
+unsafe fn new_queue(
+    context: *mut sys::ibv_context,
+    entries: usize,
+    cq_context: *mut c_void,
+) -> *mut sys::ibv_cq {
     // SAFETY: an open context.
     let (device, refusal) = unsafe { (number_of(context), command(context)) };
     if refusal != 0 {
         return refused(refusal);
     }
-    let name = (&raw const *queue).addr();
-    queue.number = with(|fabric| fabric.create_queue(device, name, entries as usize));
-    Box::into_raw(queue).cast()
+    let queue = Queue { raw: MaybeUninit::zeroed(), context, number: 0, imm: 0 };
+    let queue = Box::into_raw(Box::new(queue));
+    let raw = queue.cast::<sys::ibv_cq>();
+    // SAFETY: the new queue, and fields of its beginning.
+    unsafe {
+        ((*raw).context, (*raw).cq_context) = (context, cq_context);
+        (*queue).number = with(|fabric| fabric.create_queue(device, queue.addr(), entries));
+    }
+    raw
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
-    // SAFETY: of `create_cq`, given back once.
+    // SAFETY: of `new_queue`, given back once.
     let queue = unsafe { Box::from_raw(cq.cast::<Queue>()) };
     with(|fabric| fabric.destroy_queue(queue.number));
     0
@@ -397,24 +500,73 @@ unsafe extern "C" fn create_qp(
     pd: *mut sys::ibv_pd,
     attr: *mut sys::ibv_qp_init_attr,
 ) -> *mut sys::ibv_qp {
-    // SAFETY: a live domain, whole attributes, and their queue, which is alive.
-    let (Domain { device, .. }, attr, queue) =
-        unsafe { (&*pd.cast::<Domain>(), &mut *attr, &*(*attr).send_cq.cast::<Queue>()) };
+    // SAFETY: whole attributes; the domain and the queue are alive.
+    unsafe { new_qp(pd, (*attr).send_cq, &mut (*attr).cap).cast() }
+}
+
+unsafe extern "C" fn create_qp_ex(
+    context: *mut sys::ibv_context,
+    attr: *mut sys::ibv_qp_init_attr_ex,
+) -> *mut sys::ibv_qp {
+    // SAFETY: an open context, and whole attributes.
+    let (device, attr) = unsafe { (number_of(context), &mut *attr) };
+    if !with(|fabric| fabric.driver_of(device).has_operations) {
+        return refused(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the domain and the queue are alive.
+    let qp = unsafe { new_qp(attr.pd, attr.send_cq, &mut attr.cap) };
+    // SAFETY: the new queue pair, if there is one.
+    if let Some(qp) = unsafe { qp.as_mut() } {
+        qp.operations = attr.send_ops_flags;
+    }
+    qp.cast()
+}
+
+/// # Safety
+/// The domain and the queue are alive.
+unsafe fn new_qp(
+    pd: *mut sys::ibv_pd,
+    queue: *mut sys::ibv_cq,
+    cap: &mut sys::ibv_qp_cap,
+) -> *mut QueuePair {
+    // SAFETY: as the caller says.
+    let (Domain { device, .. }, queue) =
+        unsafe { (&*pd.cast::<Domain>(), &*queue.cast::<Queue>()) };
     // SAFETY: a live queue is of an open context.
-    let refusal = unsafe { command(queue.raw.context) };
+    let refusal = unsafe { command(queue.context) };
     if refusal != 0 {
         return refused(refusal);
     }
-    let caps = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
+    let caps = (cap.max_send_wr, cap.max_recv_wr);
     let number = with(|fabric| {
-        attr.cap.max_inline_data =
-            attr.cap.max_inline_data.min(fabric.inline_bytes[device / DEVICES]);
+        cap.max_inline_data = cap.max_inline_data.min(fabric.inline_bytes[device / DEVICES]);
         fabric.create_qp(*device, queue.number, caps)
     });
-    // SAFETY: a struct of numbers and pointers.
-    let mut qp: Box<QueuePair> = unsafe { zeroed() };
-    (qp.raw.context, qp.raw.qp_num, qp.number) = (queue.raw.context, number as u32, number);
-    Box::into_raw(qp).cast()
+    let (raw, context) = (MaybeUninit::zeroed(), queue.context);
+    let qp = Box::into_raw(Box::new(QueuePair { raw, context, number, operations: 0, post: None }));
+    let raw = qp.cast::<sys::ibv_qp>();
+    // SAFETY: fields of the beginning of the new queue pair.
+    unsafe { ((*raw).context, (*raw).qp_num) = (context, number as u32) };
+    qp
+}
+
+unsafe extern "C" fn qp_to_qp_ex(qp: *mut sys::ibv_qp) -> *mut sys::ibv_qp_ex {
+    // SAFETY: a live queue pair.
+    if unsafe { (*qp.cast::<QueuePair>()).operations } == 0 {
+        return null_mut();
+    }
+    let raw = qp.cast::<sys::ibv_qp_ex>();
+    // SAFETY: fields of the queue pair.
+    unsafe {
+        (&raw mut (*raw).wr_start).write(wr_start);
+        (&raw mut (*raw).wr_complete).write(wr_complete);
+        (&raw mut (*raw).wr_rdma_write).write(wr_rdma_write);
+        (&raw mut (*raw).wr_rdma_write_imm).write(wr_rdma_write_imm);
+        (&raw mut (*raw).wr_set_sge).write(wr_set_sge);
+        (&raw mut (*raw).wr_set_sge_list).write(wr_set_sge_list);
+        (&raw mut (*raw).wr_set_inline_data).write(wr_set_inline_data);
+    }
+    raw
 }
 
 unsafe extern "C" fn modify_qp(
@@ -425,7 +577,7 @@ unsafe extern "C" fn modify_qp(
     // SAFETY: a live queue pair, and whole attributes.
     let (qp, attr) = unsafe { (&*qp.cast::<QueuePair>(), &*attr) };
     // SAFETY: a live queue pair is of an open context.
-    let refusal = unsafe { command(qp.raw.context) };
+    let refusal = unsafe { command(qp.context) };
     if refusal != 0 {
         return refusal;
     }
@@ -469,7 +621,7 @@ extern "C" fn fork_init() -> c_int {
 unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, count: c_int, wc: *mut sys::ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let queue = unsafe { &*cq.cast::<Queue>() };
-    let polled = with(|fabric| fabric.poll(queue.number, count as usize));
+    let Ok(polled) = with(|fabric| fabric.poll(queue.number, count as usize)) else { return -1 };
     for (i, completion) in polled.iter().enumerate() {
         // SAFETY: the caller's places, as many as it says.
         unsafe {
@@ -481,6 +633,71 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, count: c_int, wc: *mut sys::i
         }
     }
     polled.len() as c_int
+}
+
+unsafe extern "C" fn start_poll(cq: *mut sys::ibv_cq_ex, _: *const sys::ibv_poll_cq_attr) -> c_int {
+    // SAFETY: a live queue.
+    unsafe { read_next(cq, true) }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut sys::ibv_cq_ex) -> c_int {
+    // SAFETY: a live queue.
+    unsafe { read_next(cq, false) }
+}
+
+/// Goes to the next completion of a poll, which `begins` with it.
+///
+/// # Safety
+/// The queue is alive.
+unsafe fn read_next(cq: *mut sys::ibv_cq_ex, begins: bool) -> c_int {
+    // SAFETY: a live queue.
+    let number = unsafe { (*cq.cast::<Queue>()).number };
+    match with(|fabric| fabric.read(number, begins)) {
+        Ok(Some(completion)) => {
+            // SAFETY: a live queue.
+            unsafe {
+                ((*cq).wr_id, (*cq).status) = (completion.id, completion.status.0);
+                (*cq.cast::<Queue>()).imm = completion.imm;
+            }
+            0
+        }
+        Ok(None) => libc::ENOENT,
+        Err(_) => libc::EIO,
+    }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut sys::ibv_cq_ex) {
+    // SAFETY: a live queue.
+    let number = unsafe { (*cq.cast::<Queue>()).number };
+    with(|fabric| fabric.end_read(number));
+}
+
+unsafe extern "C" fn read_vendor_err(_: *mut sys::ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_imm_data(cq: *mut sys::ibv_cq_ex) -> u32 {
+    // SAFETY: a live queue.
+    unsafe { (*cq.cast::<Queue>()).imm }
+}
+
+/// A write without data.
+fn write(id: u64, flags: c_uint, (target, rkey): (u64, u32), imm: Option<u32>) -> WorkRequest {
+    let is_signaled = flags & sys::IBV_SEND_SIGNALED != 0;
+    let (source, length, number) = (0, 0, 0);
+    WorkRequest { id, source, target, length, rkey, inline: None, imm, is_signaled, number }
+}
+
+/// The copy of inline data.
+///
+/// # Safety
+/// Memory of the caller's, unless it is imaginary.
+unsafe fn copy(source: u64, length: u32) -> Vec<u8> {
+    if source >= IMAGINARY {
+        return Vec::new();
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(source as *const u8, length as usize) }.to_vec()
 }
 
 unsafe extern "C" fn post_send(
@@ -496,29 +713,100 @@ unsafe extern "C" fn post_send(
         let sge = (request.num_sge > 0).then(|| unsafe { *request.sg_list });
         let (source, length, lkey) = sge.map_or((0, 0, 0), |sge| (sge.addr, sge.length, sge.lkey));
         let is_inline = request.send_flags & sys::IBV_SEND_INLINE != 0;
-        // SAFETY: memory of the caller's, unless it is imaginary.
-        let copy =
-            || unsafe { std::slice::from_raw_parts(source as *const u8, length as usize) }.to_vec();
-        let inline = is_inline.then(|| if source < IMAGINARY { copy() } else { Vec::new() });
         let has_imm = request.opcode == sys::IBV_WR_RDMA_WRITE_WITH_IMM;
         // SAFETY: the fields of a write.
         let (rdma, imm) =
             unsafe { (request.wr.rdma, request.imm_data_invalidated_rkey_union.imm_data) };
-        let wr = WorkRequest {
-            id: request.wr_id,
-            source,
-            target: rdma.remote_addr,
-            length,
-            rkey: rdma.rkey,
-            inline,
-            imm: has_imm.then_some(imm),
-            is_signaled: request.send_flags & sys::IBV_SEND_SIGNALED != 0,
-            number: 0,
-        };
+        let to = (rdma.remote_addr, rdma.rkey);
+        let bare = write(request.wr_id, request.send_flags, to, has_imm.then_some(imm));
+        // SAFETY: memory of the caller's.
+        let inline = is_inline.then(|| unsafe { copy(source, length) });
+        let wr = WorkRequest { source, length, inline, ..bare };
         with(|fabric| fabric.post(qp.number, wr, lkey));
         next = request.next;
     }
     0
+}
+
+/// # Safety
+/// A live queue pair.
+unsafe fn posting<'a>(qp: *mut sys::ibv_qp_ex) -> &'a mut QueuePair {
+    // SAFETY: as the caller says.
+    unsafe { &mut *qp.cast::<QueuePair>() }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut sys::ibv_qp_ex) {
+    // SAFETY: a live queue pair.
+    let begun = unsafe { posting(qp) }.post.replace(Vec::new());
+    if begun.is_some() {
+        with(|fabric| fabric.violated("a post begins in another one".into()));
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut sys::ibv_qp_ex) -> c_int {
+    // SAFETY: a live queue pair.
+    let qp = unsafe { posting(qp) };
+    for (wr, lkey) in qp.post.take().into_iter().flatten() {
+        with(|fabric| fabric.post(qp.number, wr, lkey));
+    }
+    0
+}
+
+/// # Safety
+/// A live queue pair.
+unsafe fn add(qp: *mut sys::ibv_qp_ex, operation: u64, to: (u64, u32), imm: Option<u32>) {
+    // SAFETY: as the caller says.
+    let (wr, qp) = unsafe { (write((*qp).wr_id, (*qp).wr_flags, to, imm), posting(qp)) };
+    let is_allowed = qp.operations & operation != 0;
+    match &mut qp.post {
+        Some(post) if is_allowed => post.push((wr, 0)),
+        _ => with(|fabric| fabric.violated(format!("{wr:?} may not be posted"))),
+    }
+}
+
+unsafe extern "C" fn wr_rdma_write(qp: *mut sys::ibv_qp_ex, rkey: u32, target: u64) {
+    // SAFETY: a live queue pair.
+    unsafe { add(qp, sys::IBV_QP_EX_WITH_RDMA_WRITE, (target, rkey), None) };
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(qp: *mut sys::ibv_qp_ex, rkey: u32, target: u64, imm: u32) {
+    // SAFETY: a live queue pair.
+    unsafe { add(qp, sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, (target, rkey), Some(imm)) };
+}
+
+/// # Safety
+/// A live queue pair.
+unsafe fn set_data(qp: *mut sys::ibv_qp_ex, sge: sys::ibv_sge, inline: Option<Vec<u8>>) {
+    // SAFETY: as the caller says.
+    let last = unsafe { posting(qp) }.post.as_mut().and_then(|post| post.last_mut());
+    match last {
+        Some((wr, lkey)) => {
+            (wr.source, wr.length, wr.inline, *lkey) = (sge.addr, sge.length, inline, sge.lkey);
+        }
+        None => with(|fabric| fabric.violated("data of no work request".into())),
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut sys::ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: a live queue pair.
+    unsafe { set_data(qp, sys::ibv_sge { addr, length, lkey }, None) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(
+    qp: *mut sys::ibv_qp_ex,
+    count: usize,
+    list: *const sys::ibv_sge,
+) {
+    if count > 0 {
+        // SAFETY: a live queue pair, and an element.
+        unsafe { set_data(qp, *list, None) };
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut sys::ibv_qp_ex, data: *mut c_void, length: usize) {
+    let (addr, length) = (data as u64, length as u32);
+    // SAFETY: a live queue pair, and memory of the caller's.
+    unsafe { set_data(qp, sys::ibv_sge { addr, length, lkey: 0 }, Some(copy(addr, length))) };
 }
 
 unsafe extern "C" fn post_recv(

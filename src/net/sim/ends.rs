@@ -240,7 +240,6 @@ fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
 fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let value = |name: &str| {
         let value = match name {
-            "FERRITE_THREAD_DOMAINS" => "0",
             "FERRITE_FAILOVER" if terms.recovers.is_none() => "0",
             "FERRITE_GIVE_UP" => {
                 return terms.recovers.map(|recovers| recovers.give_up_s.to_string());

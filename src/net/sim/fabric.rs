@@ -128,12 +128,31 @@ struct QueuePair {
     max_receives: u32,
 }
 
+/// What the driver of an end's devices can do besides the basic verbs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Driver {
+    /// It has thread domains.
+    has_threads: bool,
+    /// It has completion queues whose completions are read one after the other.
+    pub(super) reads_completions: bool,
+    /// It has queue pairs with a function for each operation.
+    pub(super) has_operations: bool,
+}
+
+/// Polling a completion queue has failed.
+#[derive(Debug)]
+pub(super) struct PollError;
+
 #[derive(Debug)]
 struct Queue {
     /// As libibverbs names it.
     name: usize,
     device: usize,
     completions: VecDeque<Completion>,
+    /// Whether a completion is being read.
+    is_read: bool,
+    /// Whether the next poll fails, and whether that loses a completion.
+    breaks: Option<bool>,
     has_failed: bool,
     entries: usize,
     is_alive: bool,
@@ -181,6 +200,11 @@ pub(super) struct Fabric {
     posted: Vec<u64>,
     /// The most inline data that the devices of each end grant.
     pub(super) inline_bytes: [u32; 2],
+    drivers: [Driver; 2],
+    /// Thread domains.
+    threads: u32,
+    /// Whether a completion was read one after the other, or polled in a batch.
+    pub(super) polled: [bool; 2],
     /// The first thing that a driver would not allow.
     violation: Option<String>,
 }
@@ -207,6 +231,9 @@ impl Fabric {
             changes: 0,
             posted: Vec::new(),
             inline_bytes: [0; 2],
+            drivers: [Driver::default(); 2],
+            threads: 0,
+            polled: [false; 2],
             violation: None,
         }
     }
@@ -216,6 +243,12 @@ impl Fabric {
         const INLINE: [u32; 4] = [0, 28, 64, 220];
         *self = Self::new();
         self.inline_bytes = [INLINE[random.index(4)], INLINE[random.index(4)]];
+        // Most have all, as mlx5.
+        self.drivers = [0; 2].map(|_| Driver {
+            has_threads: !random.one_in(4),
+            reads_completions: !random.one_in(8),
+            has_operations: !random.one_in(8),
+        });
         self.random = random;
     }
 
@@ -235,9 +268,9 @@ impl Fabric {
         let queues = self.queues.iter().filter(|queue| queue.is_alive).count();
         let regions = self.regions.iter().filter(|region| region.is_alive).count();
         assert_eq!(
-            (qps, queues, regions),
-            (0, 0, 0),
-            "queue pairs, queues and memory regions are left"
+            (qps, queues, regions, self.threads),
+            (0, 0, 0, 0),
+            "queue pairs, queues, memory regions and thread domains are left"
         );
     }
 
@@ -257,9 +290,33 @@ impl Fabric {
 
     /// `name` is what libibverbs calls it.
     pub(super) fn create_queue(&mut self, device: usize, name: usize, entries: usize) -> usize {
-        let (completions, has_failed, is_alive) = (VecDeque::new(), false, true);
-        self.queues.push(Queue { name, device, completions, has_failed, entries, is_alive });
+        self.queues.push(Queue {
+            name,
+            device,
+            completions: VecDeque::new(),
+            is_read: false,
+            breaks: None,
+            has_failed: false,
+            entries,
+            is_alive: true,
+        });
         self.queues.len() - 1
+    }
+
+    /// What the driver of `device` can do.
+    pub(super) fn driver_of(&self, device: usize) -> Driver {
+        self.drivers[device / DEVICES]
+    }
+
+    /// Whether `device` has one more thread domain now.
+    pub(super) fn alloc_thread(&mut self, device: usize) -> bool {
+        let has_threads = self.driver_of(device).has_threads;
+        self.threads += u32::from(has_threads);
+        has_threads
+    }
+
+    pub(super) fn dealloc_thread(&mut self) {
+        self.threads -= 1;
     }
 
     pub(super) fn destroy_queue(&mut self, queue: usize) {
@@ -418,25 +475,78 @@ impl Fabric {
     }
 
     /// Takes at most `limit` completions: as many as there happen to be by now.
-    pub(super) fn poll(&mut self, queue: usize, limit: usize) -> Vec<Completion> {
-        let Self { random, qps, queues, changes, .. } = self;
-        if queues[queue].has_failed {
-            return Vec::new();
+    pub(super) fn poll(
+        &mut self,
+        queue: usize,
+        limit: usize,
+    ) -> Result<Vec<Completion>, PollError> {
+        let count = 1 + self.random.index(limit);
+        let mut polled = Vec::new();
+        while polled.len() < count {
+            match self.take(queue) {
+                Ok(Some(completion)) => polled.push(completion),
+                Ok(None) => break,
+                Err(error) if polled.is_empty() => return Err(error),
+                Err(_) => {
+                    self.queues[queue].breaks = Some(false);
+                    break;
+                }
+            }
         }
-        let completions = &mut queues[queue].completions;
+        self.polled[1] |= !polled.is_empty();
+        Ok(polled)
+    }
+
+    /// Takes the next completion, if there happens to be one by now, of a poll that `begins` with
+    /// it.
+    pub(super) fn read(
+        &mut self,
+        queue: usize,
+        begins: bool,
+    ) -> Result<Option<Completion>, PollError> {
+        if self.queues[queue].is_read == begins {
+            self.violated("a completion queue is polled twice at once, or not".into());
+        }
+        if !begins && self.random.one_in(8) {
+            return Ok(None);
+        }
+        let taken = self.take(queue)?;
+        self.queues[queue].is_read |= taken.is_some();
+        self.polled[0] |= taken.is_some();
+        Ok(taken)
+    }
+
+    /// A poll ends.
+    pub(super) fn end_read(&mut self, queue: usize) {
+        if !replace(&mut self.queues[queue].is_read, false) {
+            self.violated("a poll ends that has not begun".into());
+        }
+    }
+
+    fn take(&mut self, queue: usize) -> Result<Option<Completion>, PollError> {
+        let Self { qps, queues, changes, .. } = self;
+        let queue = &mut queues[queue];
+        if queue.has_failed {
+            return Ok(None);
+        }
+        if queue.breaks == Some(false) {
+            queue.breaks = None;
+            return Err(PollError);
+        }
         let now = clock::now();
-        let ready = completions.iter().take_while(|completion| completion.ready <= now).count();
-        let count = (1 + random.index(limit)).min(ready);
-        let polled: Vec<_> = completions.drain(..count).collect();
-        *changes += polled.len() as u64;
-        for completion in &polled {
+        if !queue.completions.front().is_some_and(|completion| completion.ready <= now) {
+            return Ok(None);
+        }
+        *changes += 1;
+        let taken = queue.completions.pop_front();
+        if let Some(completion) = &taken {
             let pair = &mut qps[completion.qp];
             match completion.sent {
                 Some(number) => pair.freed = number + 1,
                 None => pair.taken_receives -= 1,
             }
         }
-        polled
+        if queue.breaks.take().is_some() { Err(PollError) } else { Ok(taken) }
     }
 
     // -- what the schedule picks --
@@ -630,6 +740,12 @@ impl Fabric {
             let event = Event::QueueFailed(queue.name);
             self.raise(device, event);
         }
+    }
+
+    /// The next poll of the queue of `qp` fails, which `loses` a completion or not.
+    pub(super) fn break_queue(&mut self, qp: usize, loses: bool) {
+        let queue = self.qps[qp].queue;
+        self.queues[queue].breaks = Some(loses);
     }
 
     /// `device` is lost, with all that is on it.

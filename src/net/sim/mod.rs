@@ -260,6 +260,7 @@ fn recovery_without_a_fault_does_nothing() {
 #[test]
 fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
     let (mut runs, mut recoveries, mut late, mut resent) = (0, 0, 0, 0);
+    let mut polled = [0; 2];
     run_seeds(300, "recovery", |seed| {
         let outcome = recover(Random::new(seed), recovery_faults::Plan::survivable);
         check_delivered(&outcome);
@@ -267,10 +268,15 @@ fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_u
         recoveries += outcome.recoveries;
         late += outcome.late_packets;
         resent += outcome.resent;
+        polled = [0, 1].map(|how| polled[how] + u32::from(outcome.polled[how]));
     });
-    println!("{runs} runs: {recoveries} recoveries, {late} late packets, {resent} sent again");
+    let seen = format!(
+        "{recoveries} recoveries, {late} late packets, {resent} sent again, {polled:?} polled"
+    );
+    println!("{runs} runs: {seen}");
     let all_seen = recoveries > runs / 2 && late > runs / 4 && resent > runs / 2;
-    assert!(runs == 1 || all_seen, "{recoveries} recoveries, {late} late, {resent} sent again");
+    let [singly, in_batches] = polled;
+    assert!(runs == 1 || all_seen && singly > runs / 2 && in_batches > runs / 8, "{seen}");
 }
 
 #[test]

@@ -193,6 +193,7 @@ impl World {
             recoveries: recovery.recoveries,
             late_packets: recovery.late_packets,
             resent: recovery.resent,
+            polled: device::with(|fabric| fabric.polled),
             steps: recovery.steps,
             ..Outcome::default()
         }
@@ -496,6 +497,12 @@ impl World {
                 nth(end, index)
                     .into_iter()
                     .for_each(|qp| device::with(|fabric| fabric.fail_queue(qp)));
+            }
+            Fault::PollFails(end, index, loses) => {
+                self.laws.may_lie |= end == End::Receiver && loses;
+                nth(end, index)
+                    .into_iter()
+                    .for_each(|qp| device::with(|fabric| fabric.break_queue(qp, loses)));
             }
             Fault::AcksLost(end, index) => {
                 nth(end, index)

@@ -27,6 +27,8 @@ pub(super) enum Fault {
     QpFails(End, usize),
     /// The completion queue of a queue pair reports nothing more.
     QueueFails(End, usize),
+    /// The next poll of the completion queue of a queue pair fails, and may lose a completion.
+    PollFails(End, usize, bool),
     /// No acknowledgement reaches a queue pair any more.
     AcksLost(End, usize),
     /// An end takes the connection for stalled.
@@ -207,7 +209,7 @@ fn fault(random: &mut Random) -> Fault {
     let (end, which) = (end(random), random.index(64));
     let most = [5, 200, 6000][random.index(3)];
     let time = Duration::from_micros(100 + random.below(1000 * most));
-    match random.below(16) {
+    match random.below(17) {
         0..=2 => Fault::PortDown(end, which, time),
         3 => Fault::Cut(end, which, time),
         4 | 5 => Fault::QpFails(end, which),
@@ -218,6 +220,7 @@ fn fault(random: &mut Random) -> Fault {
         12 => change(random),
         13 => Fault::QueueFails(end, which),
         14 => Fault::DeviceLost(end, which, time),
+        15 => Fault::PollFails(end, which, random.one_in(2)),
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),
     }
 }

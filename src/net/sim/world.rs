@@ -43,6 +43,8 @@ pub(super) struct Outcome {
     pub(super) recoveries: u32,
     pub(super) late_packets: u32,
     pub(super) resent: u32,
+    /// Whether completions were read one after the other, or polled in batches.
+    pub(super) polled: [bool; 2],
     pub(super) steps: u64,
 }
 
