@@ -191,9 +191,6 @@ fn begin_staged(
     (guard, admission, local): (RemoteQpGuard, Admission, Pieces),
     fault: Option<ResponderFault>,
 ) -> TxOutcome {
-    if admission.is_atomic && admission.remote.has_gpu {
-        return responder::refuse_atomic(&guard);
-    }
     if qp.fabric.open_stage().is_err() {
         return TxOutcome::Failed(Status::General);
     }

@@ -169,12 +169,6 @@ fn memory(
     Ok((Pieces::one(memory.piece(request.rkey, total)), memory.is_relaxed))
 }
 
-/// Atomics need memory that a processor can change.
-#[cold]
-pub(crate) fn refuse_atomic(guard: &RemoteQpGuard) -> TxOutcome {
-    refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)
-}
-
 /// What a fault makes of a request that has arrived; `None`: it only shows later.
 #[cold]
 pub(crate) fn faulty(guard: &RemoteQpGuard, fault: ResponderFault) -> Option<TxOutcome> {
@@ -459,27 +453,28 @@ fn changed(is_addition: bool, old: u64, operands: [u64; 2]) -> u64 {
     }
 }
 
-/// An atomic on the memory at `at` of this process, whose operands are at `stage`; there goes the
-/// old value. False: another one is under way at the device.
+/// An atomic on a word of this process, which `load` and `store` reach. Its operands are at `stage`;
+/// there goes the old value. False: another one is under way at the device.
 ///
 /// # Safety
-/// Both addresses are aligned; there are 8 bytes at `at` and 16 at `stage`.
+/// There are 16 aligned bytes at `stage`.
 pub(crate) unsafe fn execute_here(
     fabric: &Fabric,
     device: usize,
     is_addition: bool,
-    at: *mut u64,
     stage: *mut u8,
-) -> bool {
-    let Some(_turn) = Turn::take(fabric, device) else { return false };
+    load: impl FnOnce() -> Result<u64, CopyError>,
+    store: impl FnOnce(u64) -> Result<(), CopyError>,
+) -> Result<bool, CopyError> {
+    let Some(_turn) = Turn::take(fabric, device) else { return Ok(false) };
     let stage = stage.cast::<[u64; 2]>();
+    let old = load()?;
     // SAFETY: by the caller.
     unsafe {
-        let old = at.read_volatile();
-        at.write_volatile(changed(is_addition, old, stage.read_volatile()));
+        store(changed(is_addition, old, stage.read_volatile()))?;
         stage.write_volatile([old, 0]);
     }
-    true
+    Ok(true)
 }
 
 /// Executes an atomic that the responder has admitted; the old value goes to `local`.

@@ -492,38 +492,55 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
     if offset > size || len > size - offset || len > STAGE_BYTES as u64 {
         return Begun::Over(state::DENIED);
     }
+    let piece = Piece { addr, len, key, gpu };
     let direction = match slot.task.load(Relaxed) {
         // Into our memory is what the peer sends out.
         task::FILL => Direction::In,
         task::FETCH => Direction::Out,
-        atomic => return change(fabric, device, atomic, (addr, len), fabric.stage(index)),
+        atomic => return change(fabric, device, atomic, &piece, fabric.stage(index)),
     };
-    match gpu::copy(
-        &Piece { addr, len, key, gpu },
-        direction,
-        fabric.stage(index),
-        fabric.settings.lines,
-    ) {
+    match gpu::copy(&piece, direction, fabric.stage(index), fabric.settings.lines) {
         Ok(None) => Begun::Over(state::DONE),
         Ok(Some(ticket)) => Begun::Copies(ticket),
         Err(_) => Begun::Over(state::FAILED),
     }
 }
 
-/// An atomic.
-fn change(
-    fabric: &Fabric,
-    device: usize,
-    kind: u32,
-    (addr, len): (u64, u64),
-    stage: *mut u8,
-) -> Begun {
-    if len != 8 || !addr.is_multiple_of(8) {
+/// An atomic. A GPU's word goes through the stage, behind the operands, while this thread waits.
+fn change(fabric: &Fabric, device: usize, kind: u32, word: &Piece, stage: *mut u8) -> Begun {
+    if word.len != 8 || !word.addr.is_multiple_of(8) {
         return Begun::Over(state::DENIED);
     }
-    // SAFETY: aligned (checked) and registered; the stage is aligned and longer.
-    let is_done = unsafe {
-        responder::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage)
+    // SAFETY: the stage is longer than the operands and a word.
+    let place = if word.gpu == 0 { word.addr as *mut u64 } else { unsafe { stage.add(16).cast() } };
+    let copied = |direction| {
+        let mut ticket = if word.gpu == 0 {
+            Vec::new()
+        } else {
+            gpu::copy(word, direction, place.cast(), false)?.into_iter().collect()
+        };
+        while !all_done(&mut ticket)? {
+            std::hint::spin_loop();
+        }
+        Ok(())
     };
-    if is_done { Begun::Over(state::DONE) } else { Begun::Later }
+    // SAFETY: the place is aligned (checked), and registered or the stage's, which is aligned.
+    let end = unsafe {
+        responder::execute_here(
+            fabric,
+            device,
+            kind == task::FETCH_ADD,
+            stage,
+            || copied(Direction::Out).map(|()| place.read_volatile()),
+            |new| {
+                place.write_volatile(new);
+                copied(Direction::In)
+            },
+        )
+    };
+    match end {
+        Ok(true) => Begun::Over(state::DONE),
+        Ok(false) | Err(CopyError::Gone) => Begun::Later,
+        Err(_) => Begun::Over(state::FAILED),
+    }
 }

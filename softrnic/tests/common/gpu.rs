@@ -100,7 +100,7 @@ impl GpuNode {
     pub fn of(at: u64, device: usize, bytes: usize) -> Self {
         let mut node = Node::new(device, 4096);
         assert_eq!(ibv_dereg_mr(node.mr), 0);
-        node.mr = ibv_reg_mr(node.pd, at as Ptr, bytes, ALL_ACCESS);
+        node.mr = ibv_reg_mr(node.pd, at as Ptr, bytes, ALL_ACCESS | REMOTE_ATOMIC);
         assert!(!node.mr.is_null(), "reg_mr: {}", std::io::Error::last_os_error());
         Self { node, at }
     }

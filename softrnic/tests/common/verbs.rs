@@ -350,3 +350,4 @@ pub const GID_CHANGE: u32 = 18;
 
 /// Local write, remote write, remote read.
 pub const ALL_ACCESS: c_int = 7;
+pub const REMOTE_ATOMIC: c_int = 8;

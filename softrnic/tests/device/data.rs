@@ -759,7 +759,7 @@ fn a_change_that_is_refused_leaves_the_region_as_it_was() {
 
 const EVERYTHING: u32 = 15;
 
-fn terms() -> Terms {
+pub(crate) fn terms() -> Terms {
     Terms { access: EVERYTHING, ..Terms::default() }
 }
 
@@ -783,7 +783,7 @@ fn nodes() -> (Node, Node, [usize; 2]) {
 }
 
 /// Posts an atomic on 8 bytes at `to` of the peer, whose old value goes to `at` here.
-fn post(node: &Node, opcode: u32, at: usize, to: (u64, u64), operands: [u64; 2]) -> i32 {
+pub(crate) fn post(node: &Node, opcode: u32, at: usize, to: (u64, u64), operands: [u64; 2]) -> i32 {
     let mut sge = node.sge(at, 8);
     let mut wr = SendWr {
         wr_id: 9,

@@ -13,6 +13,7 @@ use testkit::{require, wait_until};
 use crate::common::gpu::{Driver, GpuNode, helper, pattern};
 use crate::common::node::{Address, Node, Terms, Work, to_state};
 use crate::common::verbs::*;
+use crate::data::{post, terms};
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -255,7 +256,65 @@ fn a_gpu_that_fails_is_an_operation_error() {
     });
 }
 
-/// Keys and bounds are checked for GPU memory as for any other; atomics it has none.
+/// A word of side 0's GPU, which host memory of both sides adds to at the same time.
+fn atomics_change_the_word_of(softrnic: &Softrnic) {
+    const ROUNDS: u64 = 100;
+    softrnic.pair(|side, mut socket| {
+        let driver = Driver::load();
+        let host = Node::new(side, 64);
+        let gpu = GpuNode::of(driver.allocate(4096), 0, 4096);
+        let peer: Address = socket.swap(&gpu.address());
+        driver.put(gpu.at, &[0xee; 64]);
+        driver.put(gpu.at + 16, &(u64::MAX - 6).to_ne_bytes());
+        let second = GpuNode::of(gpu.at, 0, 4096);
+        let to = if side == 0 { second.address() } else { peer };
+        let to = (to.addr + 16, to.rkey);
+        // Side 1's host talks with the GPU's node of side 0, that of side 0 with the second one.
+        let theirs: Address = socket.swap(&if side == 0 { gpu.address() } else { host.address() });
+        if side == 0 {
+            gpu.node.connect(&theirs, &terms());
+            host.connect(&second.address(), &terms());
+            second.node.connect(&host.address(), &terms());
+        } else {
+            host.connect(&theirs, &terms());
+        }
+        socket.barrier();
+        let mut last = 0;
+        for _ in 0..ROUNDS {
+            assert_eq!(post(&host, FETCH_ADD, 0, to, [3, 0]), 0);
+            assert_eq!(host.next().status, OK);
+            last = u64::from_ne_bytes(host.memory[..8].try_into().expect("8 bytes"));
+        }
+        socket.barrier();
+        let sum = 6 * ROUNDS - 7;
+        if side == 1 {
+            for (expected, old) in [(0, sum), (sum, sum), (0, 9)] {
+                assert_eq!(post(&host, CMP_SWAP, 0, to, [expected, 9]), 0);
+                assert_eq!((host.next().status, &host.memory[..8]), (OK, &old.to_ne_bytes()[..]));
+            }
+        }
+        socket.barrier();
+        if side == 0 {
+            assert!(last < sum, "{last}");
+            let mut want = [0xee; 64];
+            want[16..24].copy_from_slice(&9_u64.to_ne_bytes());
+            assert_eq!(driver.bytes(gpu.at, 64), want, "and nothing beside it");
+        }
+        socket.barrier();
+    });
+}
+
+#[test]
+fn atomics_change_gpu_memory() {
+    atomics_change_the_word_of(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"));
+}
+
+#[test]
+fn atomics_change_gpu_memory_by_helpers() {
+    atomics_change_the_word_of(&with(require!(helper())));
+}
+
+/// Keys and bounds are checked for GPU memory as for any other.
 #[test]
 fn gpu_memory_has_keys_and_bounds() {
     Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
