@@ -121,7 +121,7 @@ fn versions(facts: &[&HostFacts]) -> Vec<Finding> {
 fn settings(facts: &[&HostFacts]) -> Vec<Finding> {
     let names: BTreeSet<&String> = facts.iter().flat_map(|host| host.settings.keys()).collect();
     let names = names.into_iter().filter(|name| !OWN.contains(&name.as_str()));
-    let mut found: Vec<Finding> = Vec::new();
+    let mut found = taken_for_one(facts);
     let mut alike = 0;
     for name in names {
         let by = by_value(facts, |host| {
@@ -138,6 +138,27 @@ fn settings(facts: &[&HostFacts]) -> Vec<Finding> {
     } else {
         found
     }
+}
+
+/// Machines with one identity: NCCL refuses ranks of one host whose GPUs have the same address.
+fn taken_for_one(facts: &[&HostFacts]) -> Vec<Finding> {
+    let set: Vec<&HostFacts> =
+        facts.iter().copied().filter(|host| host.settings.contains_key("NCCL_HOSTID")).collect();
+    let by = by_value(&set, |host| format!("{:?}", host.settings["NCCL_HOSTID"]));
+    let is_wrong = |hosts: &[&str]| {
+        let boots = set.iter().filter(|host| hosts.contains(&host.host.as_str()));
+        hosts.len() > 1 && boots.map(|host| &host.boot).collect::<BTreeSet<_>>().len() > 1
+    };
+    let wrong = by.into_iter().filter(|(_, hosts)| is_wrong(hosts));
+    wrong
+        .map(|one| {
+            let text = format!(
+                "NCCL_HOSTID: {}: NCCL takes them for one host, and refuses their GPUs as duplicates",
+                text(&BTreeMap::from([one]))
+            );
+            Finding::fail("", text).cure("unset NCCL_HOSTID, or give each host its own value")
+        })
+        .collect()
 }
 
 fn devices(facts: &[&HostFacts]) -> Vec<Finding> {
@@ -371,6 +392,31 @@ mod tests {
         );
         b.rails[0].infiniband = true;
         assert_eq!(verdicts(&devices(&[&a, &b]))[1], Verdict::Fail);
+    }
+
+    #[test]
+    fn hosts_that_nccl_takes_for_one_fail() {
+        let with = |name: &str, id: Option<&str>| {
+            let settings = id.map(|id| ("NCCL_HOSTID".to_owned(), id.to_owned()));
+            let boot = name.to_owned();
+            HostFacts { settings: settings.into_iter().collect(), boot, ..host(name) }
+        };
+        let look = |ids: [Option<&str>; 3]| {
+            let [a, b, c] = ids;
+            settings(&[&with("a", a), &with("b", b), &with("c", c)])
+        };
+        for distinct in [[None; 3], [Some("x"), Some("y"), Some("X")], [Some(""), Some("x"), None]]
+        {
+            assert_eq!(verdicts(&look(distinct)), [Verdict::Ok], "{distinct:?}");
+        }
+        for alike in [[Some("x"), Some("y"), Some("x")], [Some(""), None, Some("")]] {
+            let found = look(alike);
+            assert_eq!(verdicts(&found), [Verdict::Fail], "{alike:?}");
+            assert!(found[0].fact.contains("on a, c: NCCL takes them for one host"), "{found:?}");
+        }
+        // Containers of one machine.
+        let (a, b) = (with("a", Some("x")), HostFacts { host: "b".into(), ..with("a", Some("x")) });
+        assert_eq!(verdicts(&settings(&[&a, &b])), [Verdict::Ok]);
     }
 
     #[test]

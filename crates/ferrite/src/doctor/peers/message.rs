@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct HostFacts {
     pub(super) host: String,
+    /// The kernel's boot id, which containers of one machine share; empty if unknown.
+    #[serde(default)]
+    pub(super) boot: String,
     /// Version of the doctor.
     pub(super) version: String,
     /// Version of the wire protocol of this release.

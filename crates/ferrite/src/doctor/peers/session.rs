@@ -126,6 +126,7 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
     });
     let facts = HostFacts {
         host: machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default(),
+        boot: machine.root.text("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
         version: version::text().to_owned(),
         protocol: nccl_net::inspect::PROTOCOL_VERSION,
         plugin: record::sha256(plugin)?,

@@ -473,6 +473,19 @@ fn of_spelling(name: &str, value: &str, is_of_file: bool) -> Option<Finding> {
 
 /// What is to be said of a variable. `None`: nothing.
 fn of_variable(name: &str, value: &str) -> Option<Finding> {
+    let of_nccl = match name {
+        "NCCL_HOSTID" if value.is_empty() => Some((
+            "an empty value is not unset: NCCL takes all hosts that have it for one host"
+                .to_owned(),
+            "unset it, or give each host its own value",
+        )),
+        "NCCL_DEBUG_SUBSYS" => of_subsystems(value)
+            .map(|why| (why, "unset it, or use NCCL's names, with commas and without blanks")),
+        _ => None,
+    };
+    if let Some((why, cure)) = of_nccl {
+        return Some(Finding::warn("", format!("{name}={value:?}: {why}")).cure(cure));
+    }
     if value.is_empty() {
         return None;
     }
@@ -498,6 +511,47 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
     };
     let near = nearest(name, 4).map_or(String::new(), |near| format!("; {near} is meant?"));
     Some(Finding::warn("", format!("{name}={value} has no effect: {why}{near}")))
+}
+
+/// The subsystems of all NCCL releases.
+const SUBSYSTEMS: [&str; 19] = [
+    "INIT",
+    "COLL",
+    "P2P",
+    "SHM",
+    "NET",
+    "GRAPH",
+    "TUNING",
+    "ENV",
+    "ALLOC",
+    "ALLOC_HOST",
+    "CALL",
+    "PROXY",
+    "NVLS",
+    "BOOTSTRAP",
+    "REG",
+    "PROFILE",
+    "RAS",
+    "DESTROY",
+    "ALL",
+];
+
+/// What is wrong with a value of `NCCL_DEBUG_SUBSYS`. `None`: nothing.
+fn of_subsystems(value: &str) -> Option<String> {
+    let list = value.strip_prefix('^').unwrap_or(value);
+    let is_any = |word: &str| SUBSYSTEMS.iter().any(|name| name.eq_ignore_ascii_case(word));
+    let words = || list.split(',').filter(|word| !word.is_empty());
+    if value.is_empty() || list != value && words().any(|word| word.eq_ignore_ascii_case("ALL")) {
+        return Some("NCCL then logs nothing at all, no warnings either".to_owned());
+    }
+    let unknown = words().find(|word| !is_any(word))?;
+    Some(if is_any(unknown.trim()) {
+        format!("NCCL up to 2.29 does not know {unknown:?}, with the blank, and ignores it")
+    } else {
+        format!(
+            "NCCL does not know {unknown:?}: up to 2.29 it ignores the word, later ones the list"
+        )
+    })
 }
 
 /// Why a value that is in range keeps the plugin from being used.
@@ -690,7 +744,22 @@ mod tests {
             Some(Verdict::Fail)
         );
         assert_eq!(look("NCCL_NET", "Socket").map(|(verdict, _)| verdict), Some(Verdict::Warn));
+        for (name, value, why) in [
+            ("NCCL_HOSTID", "", "one host"),
+            ("NCCL_DEBUG_SUBSYS", "", "warnings"),
+            ("NCCL_DEBUG_SUBSYS", "^INIT,all", "warnings"),
+            ("NCCL_DEBUG_SUBSYS", "NET,NETT", "\"NETT\""),
+            ("NCCL_DEBUG_SUBSYS", "ALL,x", "\"x\""),
+            ("NCCL_DEBUG_SUBSYS", "NET, INIT", "\" INIT\""),
+        ] {
+            let (verdict, text) = look(name, value).unwrap_or_else(|| panic!("{name}={value}"));
+            assert_eq!((verdict, text.contains(why)), (Verdict::Warn, true), "{text}");
+        }
         for (name, value) in [
+            ("NCCL_HOSTID", "node1"),
+            ("NCCL_DEBUG_SUBSYS", "init,NET,,RAS"),
+            ("NCCL_DEBUG_SUBSYS", "^DESTROY"),
+            ("NCCL_IB_HCA", ""),
             ("NCCL_DEBUG", "INFO"),
             ("NCCL_IB_TIMEOUT", "22"),
             ("PATH", "/bin"),
