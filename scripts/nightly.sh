@@ -139,6 +139,9 @@ injections() { scripts/hang_injections.py --cases 60 --seed "$RANDOM" --most 32 
 features() {
     cargo nextest run -p nccl-net-ferrite --features "$ALL_FEATURES" --locked --lib --profile features
     scripts/summary.py target/nextest/features/junit.xml
+    cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked --quiet
+    cp target/debug/libnccl_net.so target/nextest/features/libnccl-net.so
+    ferrite check --plugin target/nextest/features/libnccl-net.so
 }
 
 long_tests() {

@@ -114,14 +114,18 @@ export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
-# The plugin of all features: other declarations, and the same plugin comes of them. It is tested beside the rest, since its checks wait. Its
-# unit tests, for which the companion would be built once more, run in scripts/nightly.sh.
+# The plugin of all features: other declarations, and the same plugin comes of them. The points of
+# the contract in which these would show are tried beside the rest. The others, and its unit tests,
+# for which the companion would be built once more, run in scripts/nightly.sh.
 if [ "$mode" = all ]; then
     step "build with features"
     "${lints[@]}" cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked
     mkdir -p "$CARGO_TARGET_DIR/features"
     cp "$CARGO_TARGET_DIR/debug/libnccl_net.so" "$CARGO_TARGET_DIR/features/libnccl-net.so"
-    background "contract of the plugin with features" "$dist/bin/ferrite" check --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so"
+    background "contract of the plugin with features" "$dist/bin/ferrite" check \
+        --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so" \
+        --only abi-layout,log-lines,every-field-written,handle,loopback,dma-buf,sizes,groups \
+        --only gpu-memory,peer-killed,failures-in-traffic,address-change,contexts,merged-devices
 fi
 [ "$mode" = --tests ] || finish "stock NCCL"
 [ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
@@ -132,8 +136,10 @@ if [ "$mode" = --quick ]; then profile=quick; else profile=default; fi
 sums=("target/nextest/$profile/junit.xml" "$python_sums")
 rm -f "${sums[0]}"
 status=0
-# Many tests wait for a time limit or for other processes: more of them than there are processors keep these busy.
-"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" --test-threads $((2 * $(nproc) + 1)) || status=$?
+# Many tests wait for a time limit or for other processes: more of them than processors keep these
+# busy.
+"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" \
+    --test-threads $((3 * $(nproc) + 1)) || status=$?
 finish "tests of the Python programs" || status=$?
 [ "$mode" != all ] || finish "contract of the plugin with features" || status=$?
 

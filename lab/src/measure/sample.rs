@@ -63,11 +63,10 @@ pub fn signed_ranks(values: &[f64], level: f64) -> Option<Estimate> {
 fn rank_sums(count: usize) -> Vec<f64> {
     let most = count * (count + 1) / 4;
     let mut chances = vec![0.0; most + 1];
-    chances[0] = 1.0;
+    chances[0] = 0.5_f64.powi(count as i32);
     for rank in 1..=count {
-        for sum in (0..=most).rev() {
-            let with = if sum >= rank { chances[sum - rank] } else { 0.0 };
-            chances[sum] = f64::midpoint(chances[sum], with);
+        for sum in (rank..=most.min(rank * (rank + 1) / 2)).rev() {
+            chances[sum] += chances[sum - rank];
         }
     }
     chances
