@@ -20,9 +20,7 @@ use crate::process::fabric::Fabric;
 use crate::process::tables::Task;
 use crate::remote::responder;
 use crate::remote::responder::ResponderFault;
-use crate::rules::rule::{
-    Action, ActionKind, Connection, GidReturn, KnownRules, action_of, applied,
-};
+use crate::rules::{Action, ActionKind, Connection, GidReturn, KnownRules, action_of, applied};
 use crate::shm::slots::RuleSlot;
 
 /// Injects faults by the rules in the fabric.

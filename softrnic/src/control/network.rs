@@ -15,8 +15,8 @@ use crate::network::topology::{PortId, STATE_ACTIVE, STATE_DOWN, Topology};
 use crate::network::{header, topology};
 use crate::process::fabric::{Fabric, PortEvent};
 use crate::process::settings::Settings;
-use crate::rules::rule::GidChange;
-use crate::rules::{rule, text};
+use crate::rules;
+use crate::rules::GidChange;
 use crate::shm::file;
 use crate::shm::file::{ControlLock, Remains, SharedFile, Unusable};
 use crate::shm::slots::{GIDS, PortSlot};
@@ -336,22 +336,22 @@ impl Network {
     /// Puts rules into force, behind those that are; returns their numbers. `text`:
     /// `ACTION[=VALUE] [key=value …]`, rules separated by `;` or line ends.
     pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let rules = text::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
-        rule::require(&self.fabric.topology, &rules).map_err(Error::Rule)?;
+        let rules = rules::parse(text).map_err(Error::Rule)?;
+        rules::require(&self.fabric.topology, &rules).map_err(Error::Rule)?;
         let control = self.fabric.file.control();
-        rule::install(self.fabric, &control, &rules).map_err(Error::Rule)
+        rules::install(self.fabric, &control, &rules).map_err(Error::Rule)
     }
 
     /// The rules in force, in their order.
     pub fn rules(&self) -> Vec<InForce> {
-        let rules = rule::list_rules(self.fabric).into_iter();
+        let rules = rules::list_rules(self.fabric).into_iter();
         rules.map(|(number, rule, hits)| InForce { number, rule: rule.to_string(), hits }).collect()
     }
 
     /// Removes rule `number`.
     pub fn remove_rule(&self, number: u32) -> Result<(), Error> {
         let control = self.fabric.file.control();
-        if rule::remove(self.fabric, &control, number) {
+        if rules::remove(self.fabric, &control, number) {
             Ok(())
         } else {
             Err(Error::NoRule(number))
@@ -361,7 +361,7 @@ impl Network {
     /// Removes all rules.
     pub fn clear_rules(&self) {
         let control = self.fabric.file.control();
-        rule::clear(self.fabric, &control);
+        rules::clear(self.fabric, &control);
     }
 
     /// Sets the seed of all random decisions from now on.
@@ -371,9 +371,6 @@ impl Network {
 }
 
 /// The number by which the maker of the cards that this environment asks for names them.
-///
-/// # Errors
-/// A sentence: a setting is wrong.
 pub fn planned_part() -> Result<u32, String> {
     Ok(Settings::from_env()?.driver.vendor_part_id)
 }
@@ -383,7 +380,7 @@ pub fn planned_part() -> Result<u32, String> {
 pub fn planned() -> Result<Vec<Device>, String> {
     let settings = Settings::from_env()?;
     let topology = Topology::decide(&settings.requested)?;
-    settings.faults.map_or(Ok(Vec::new()), |rules| rule::parse_environment(&topology, &rules))?;
+    settings.faults.map_or(Ok(Vec::new()), |rules| rules::parse_environment(&topology, &rules))?;
     Ok(devices_of(&topology))
 }
 

@@ -16,7 +16,7 @@ use crate::objects::qp::{Qp, QpRequest, attributes, check_values, remember};
 use crate::objects::srq::Srq;
 use crate::process::fabric::{Fabric, Route};
 use crate::remote::staged_transfer::CopyServer;
-use crate::rules::rule::KnownRules;
+use crate::rules::KnownRules;
 use crate::shm::slots::NO_PEER;
 
 /// `ibv_modify_qp`.

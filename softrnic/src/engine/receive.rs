@@ -22,7 +22,7 @@ use crate::remote::responder::{
     name_of,
 };
 use crate::remote::staged_transfer::{Path, StagedTransfer};
-use crate::rules::rule::KnownRules;
+use crate::rules::KnownRules;
 use crate::shm::file::slot_of;
 use crate::shm::recv_ring::Sender;
 use crate::shm::slots::{ANY_PEER, PortSlot};

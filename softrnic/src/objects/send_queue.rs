@@ -20,7 +20,7 @@ use crate::objects::context::Datagram;
 use crate::process::fabric::Route;
 use crate::remote::responder::Request;
 use crate::remote::staged_transfer::StagedTransfer;
-use crate::rules::rule::KnownRules;
+use crate::rules::KnownRules;
 use crate::shm::slots::NO_PEER;
 
 /// What came of a request that is executed, to be known when its acknowledgement is here.

@@ -309,7 +309,7 @@ fn faults(driver: &Driver) -> Result<Option<String>, String> {
             std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?
         }
     };
-    crate::rules::text::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
+    crate::rules::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
     Ok(Some(rules))
 }
 

@@ -14,7 +14,7 @@ use crate::host::{lock, now_ns};
 use crate::limits::{DEVICES, JOBS, PORTS, PROCS};
 use crate::process::fabric::Fabric;
 use crate::process::settings::Settings;
-use crate::rules::rule::load_env;
+use crate::rules::load_env;
 use crate::shm::file::{
     CHUNK, ControlLock, FILE_BYTES, Failure, JOBS_AT, PAGE, RINGS_AT, SharedFile, Table, id_of,
     slot_of,

@@ -254,7 +254,7 @@ pub(crate) struct RuleSlot {
     /// is first.
     pub(crate) ends_at: AtomicU64,
     /// A port that goes down gets its GIDs back so many ns after it is active; see
-    /// `crate::rules::rule`.
+    /// `crate::rules`.
     pub(crate) gid_after: AtomicU64,
     pub(crate) gid_change: AtomicU16,
     /// Messages with a packet of more than so many bytes; 0 is any.

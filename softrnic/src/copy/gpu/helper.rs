@@ -404,9 +404,6 @@ struct Active {
 
 /// Does what the process at the other end of `socket` asks for, until that ends. `format` is what
 /// it speaks.
-///
-/// # Errors
-/// A sentence: the formats differ, or the file or the driver cannot be used.
 pub fn serve(socket: OwnedFd, stage: Stage<'_>, format: u32) -> Result<(), String> {
     if format != FORMAT {
         return Err(format!(
