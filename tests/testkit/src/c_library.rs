@@ -8,9 +8,6 @@ use std::process::Command;
 /// The shared object of the C file `source`, compiled with `flags`. It is compiled once into
 /// `folder`, the `CARGO_TARGET_TMPDIR` of the tests, and anew when the program of these tests is
 /// newer than that.
-///
-/// # Panics
-/// There is no C compiler, or it refuses the file.
 #[must_use]
 pub fn shared_object(folder: &str, source: &Path, flags: &[&str]) -> PathBuf {
     let text = std::fs::read(source).expect("the C file is there");

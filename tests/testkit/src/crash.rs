@@ -12,10 +12,6 @@ pub fn die() -> ! {
 
 /// Forks a child that goes through `body` and then dies ([`die`]); returns when it has. To be
 /// called in a process of the test's own, as [`ForkedChild::start`] is.
-///
-/// # Panics
-/// If other tests may run in this process, or if the child ends in another way: `body` panicked, or
-/// ended the process itself.
 #[track_caller]
 pub fn in_child_that_dies(body: impl FnOnce()) {
     let status = ForkedChild::start(|| {

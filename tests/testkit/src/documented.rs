@@ -19,9 +19,6 @@ pub struct Documented {
 /// Every command of `program` with at least one argument, on every page but those of results and
 /// the changelog, which describes past versions. The program may stand behind a launcher,
 /// behind another program's `--`, or in quotes.
-///
-/// # Panics
-/// If this repository is not there.
 pub fn commands(program: &str) -> Vec<Documented> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")

@@ -25,10 +25,6 @@ pub struct ForkedChild {
 impl ForkedChild {
     /// Forks a child that goes through `body` and ends, without exit handlers and destructors, with
     /// status 0.
-    ///
-    /// # Panics
-    /// If there can be no child, or if other tests may run in this process. In the child a panic of
-    /// `body` is printed and ends it with status 101.
     #[must_use]
     #[track_caller]
     pub fn start(body: impl FnOnce()) -> Self {
@@ -58,18 +54,12 @@ impl ForkedChild {
     }
 
     /// Sends it a signal.
-    ///
-    /// # Panics
-    /// If it takes none.
     pub fn signal(&self, signal: i32) {
         // SAFETY: plain numbers; the child has not been waited for, so its id is its own.
         assert_eq!(unsafe { libc::kill(self.pid, signal) }, 0, "{}", io::Error::last_os_error());
     }
 
     /// Waits for its end.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
     #[must_use]
     pub fn ended(self) -> ExitStatus {
         let status = wait(self.pid);

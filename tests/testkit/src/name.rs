@@ -3,9 +3,6 @@
 use std::thread;
 
 /// The full name of the test that runs in this thread, as the test program's `--list` shows it.
-///
-/// # Panics
-/// In another thread than the one that the test was started in.
 #[must_use]
 pub fn test_name() -> String {
     let current = thread::current();
@@ -29,23 +26,4 @@ fn named_by_arguments(mut arguments: impl Iterator<Item = String>) -> Option<Str
     let all: Vec<String> = arguments.by_ref().skip(1).collect();
     let is_exact = all.iter().any(|argument| argument == "--exact");
     all.into_iter().find(|argument| is_exact && !argument.starts_with('-'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_test_knows_its_full_name() {
-        assert_eq!(test_name(), "name::tests::a_test_knows_its_full_name");
-    }
-
-    #[test]
-    fn the_arguments_name_a_test_only_if_it_is_exact() {
-        let named = |line: &str| named_by_arguments(line.split(' ').map(str::to_owned));
-        assert_eq!(named("program --exact a::b --nocapture").as_deref(), Some("a::b"));
-        assert_eq!(named("program a::b --test-threads=1 --exact").as_deref(), Some("a::b"));
-        assert_eq!(named("program a::b"), None);
-        assert_eq!(named("program --exact"), None);
-    }
 }

@@ -38,20 +38,11 @@ static CALLED: AtomicI32 = AtomicI32::new(NONE);
 static WATCHING: Mutex<()> = Mutex::new(());
 
 /// Whether the kernel can catch system calls.
-///
-/// # Errors
-/// It has no syscall user dispatch, which came with Linux 5.11.
 pub fn is_supported() -> Result<(), Missing> {
     arm().map_err(|error| Missing(format!("syscall user dispatch: {error}")))
 }
 
 /// Does `work`, which must not depend on time. Its first system call is not made.
-///
-/// # Errors
-/// As [`is_supported`].
-///
-/// # Panics
-/// If allocations are not counted: the test program lacks `count_allocations!`.
 pub fn watch<T>(work: impl FnOnce() -> T) -> Result<(T, Seen), Missing> {
     let _only = WATCHING.lock().unwrap_or_else(PoisonError::into_inner);
     is_supported()?;

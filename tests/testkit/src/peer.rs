@@ -1,7 +1,6 @@
 //! A stream socket between two processes of one test, which run the same program.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 /// The process at the other end of a socket: the other side of a test, or the test that has started
@@ -12,34 +11,19 @@ pub struct Peer(UnixStream);
 impl Peer {
     /// Waits for words of the other process no longer than [`crate::wait::LIMIT`], twice: it may
     /// itself be waiting.
-    ///
-    /// # Panics
-    /// If the socket takes no limit.
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
         socket.set_read_timeout(Some(2 * crate::wait::LIMIT)).expect("a socket takes a timeout");
         Self(socket)
     }
 
-    /// The socket, for a process to start with.
-    #[must_use]
-    pub fn into_socket(self) -> OwnedFd {
-        self.0.into()
-    }
-
     /// Sends a value without padding and without pointers.
-    ///
-    /// # Panics
-    /// If the other process has ended.
     #[track_caller]
     pub fn send<T: Copy>(&mut self, value: &T) {
         assert!(self.try_send(value), "the other process has ended");
     }
 
     /// Receives a value of the type that the other process has sent, for which any bytes are valid.
-    ///
-    /// # Panics
-    /// If the other process has ended, or says nothing.
     #[track_caller]
     pub fn recv<T: Copy + Default>(&mut self) -> T {
         self.try_recv().expect("the other process has not ended")
@@ -55,9 +39,6 @@ impl Peer {
     }
 
     /// As [`Self::recv`], from a process that may have ended: `None` if it has.
-    ///
-    /// # Panics
-    /// If it lives and says nothing.
     #[track_caller]
     pub fn try_recv<T: Copy + Default>(&mut self) -> Option<T> {
         let mut value = T::default();
@@ -80,9 +61,6 @@ impl Peer {
     }
 
     /// Sends a value and receives the other process's.
-    ///
-    /// # Panics
-    /// As [`Self::recv`].
     #[track_caller]
     pub fn swap<T: Copy + Default>(&mut self, mine: &T) -> T {
         self.send(mine);
@@ -90,50 +68,9 @@ impl Peer {
     }
 
     /// Returns when both processes have called it.
-    ///
-    /// # Panics
-    /// As [`Self::recv`], or if the other process is at another point.
     #[track_caller]
     pub fn barrier(&mut self) {
         const WORD: u8 = 77;
         assert_eq!(self.swap(&WORD), WORD, "the other process is at another point of the test");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wait::wait_until;
-
-    fn two() -> (Peer, Peer) {
-        let (one, two) = UnixStream::pair().expect("a pair of sockets");
-        (Peer::new(one), Peer::new(two))
-    }
-
-    #[test]
-    fn a_value_arrives_as_it_was_sent() {
-        let (mut one, mut two) = two();
-        one.send(&[1_u64, 2]);
-        assert_eq!(two.recv::<[u64; 2]>(), [1, 2]);
-        two.send(&7_u8);
-        assert_eq!(one.swap(&8_u8), 7);
-        assert_eq!(two.recv::<u8>(), 8);
-    }
-
-    #[test]
-    fn the_end_of_the_other_process_is_reported_from_a_value() {
-        let (mut one, two) = two();
-        drop(two);
-        // A process that another test is starting has a copy of the socket until its program runs.
-        wait_until("the end of the socket to be seen", || !one.try_send(&1_u8));
-        assert_eq!(one.try_recv::<u8>(), None);
-    }
-
-    #[test]
-    #[should_panic(expected = "another point of the test")]
-    fn a_barrier_notices_a_process_that_is_elsewhere() {
-        let (mut one, mut two) = two();
-        two.send(&3_u8);
-        one.barrier();
     }
 }

@@ -5,9 +5,6 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A socket that listens at a free port of 127.0.0.1, and whose `accept` does not block.
-///
-/// # Panics
-/// If there is none.
 #[must_use]
 pub fn listener() -> TcpListener {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -24,9 +21,6 @@ pub struct RefusingPort {
 
 impl RefusingPort {
     /// Takes a free one: bound, but not listened at.
-    ///
-    /// # Panics
-    /// If there is none.
     #[must_use]
     pub fn new() -> Self {
         let size = size_of::<libc::sockaddr_in>() as libc::socklen_t;
@@ -60,28 +54,5 @@ impl RefusingPort {
 impl Default for RefusingPort {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpStream;
-
-    #[test]
-    fn a_refusing_port_refuses_and_is_taken() {
-        let port = RefusingPort::new();
-        let refused = TcpStream::connect(port.address()).expect_err("nobody listens");
-        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let taken = TcpListener::bind(port.address()).expect_err("it is bound");
-        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
-    }
-
-    #[test]
-    fn two_listeners_have_two_ports_and_accept_without_blocking() {
-        let (one, two) = (listener(), listener());
-        assert_ne!(one.local_addr().expect("bound"), two.local_addr().expect("bound"));
-        assert_eq!(one.accept().expect_err("nobody calls").kind(), io::ErrorKind::WouldBlock);
-        TcpStream::connect(two.local_addr().expect("bound")).expect("it listens");
     }
 }

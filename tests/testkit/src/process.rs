@@ -40,9 +40,6 @@ impl Process {
     /// Starts the test that calls this once more, with `env` added to its environment; there,
     /// [`crate::side::enter`] runs its body with the number `side`. The socket leads to that
     /// process.
-    ///
-    /// # Panics
-    /// If there can be no process.
     #[must_use]
     pub fn start(side: usize, env: &[(&str, &str)]) -> (Self, Peer) {
         Self::start_by(Command::new(this_program()), side, env)
@@ -50,9 +47,6 @@ impl Process {
 
     /// As [`Self::start`], where `starter` runs the program: this one, or one that runs it and has
     /// its path as last argument, as `unshare --pid --fork` does.
-    ///
-    /// # Panics
-    /// If there can be no process.
     #[must_use]
     pub fn start_by(starter: Command, side: usize, env: &[(&str, &str)]) -> (Self, Peer) {
         let (mine, theirs) = UnixStream::pair().expect("a pair of sockets");
@@ -83,9 +77,6 @@ impl Process {
     }
 
     /// Sends it a signal, unless it has ended.
-    ///
-    /// # Panics
-    /// If the kernel does not take it.
     pub fn signal(&mut self, signal: i32) {
         if !self.is_running() {
             return;
@@ -96,17 +87,11 @@ impl Process {
     }
 
     /// Whether it has not ended yet.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child of this process").is_none()
     }
 
     /// What it has printed so far.
-    ///
-    /// # Panics
-    /// If that cannot be read.
     #[must_use]
     pub fn output(&self) -> String {
         // By offset: the process writes where the descriptor's own position is.
@@ -117,9 +102,6 @@ impl Process {
     }
 
     /// Waits for its end, however that comes.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
     #[must_use]
     pub fn ended(mut self) -> Ended {
         let status = self.child.wait().expect("a child of this process");
@@ -127,9 +109,6 @@ impl Process {
     }
 
     /// Waits for its end; its body must have ended well.
-    ///
-    /// # Panics
-    /// With all that it printed, if it has not.
     #[track_caller]
     pub fn finish(self) {
         let ended = self.ended();
@@ -188,9 +167,6 @@ impl Display for Ended {
 }
 
 /// The path of the test program.
-///
-/// # Panics
-/// If the kernel does not say.
 #[must_use]
 pub fn this_program() -> PathBuf {
     std::env::current_exe().expect("the path of this program")

@@ -29,18 +29,3 @@ impl Role {
         Self::parse(&std::env::var(Self::VARIABLE).ok()?, &test_name())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_role_is_read_as_printed_and_only_by_its_own_test() {
-        let role = Role { call: 2, side: 1 };
-        assert_eq!(Role::parse(&role.print("a::b"), "a::b"), Some(role));
-        assert_eq!(Role::parse(&role.print("a::b"), "a"), None);
-        for wrong in ["", "1", "1:2", "x:2:a", "1:x:a"] {
-            assert_eq!(Role::parse(wrong, "a"), None, "{wrong}");
-        }
-    }
-}

@@ -24,9 +24,6 @@ extern "C" fn remove_those_left() {
 
 impl Scratch {
     /// Makes one below the system's folder for temporary files.
-    ///
-    /// # Panics
-    /// If that takes no folder.
     #[must_use]
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("ferrite-test-").tempdir();
@@ -46,9 +43,6 @@ impl Scratch {
     }
 
     /// Writes a file in it; its path.
-    ///
-    /// # Panics
-    /// If it cannot be written.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
         std::fs::write(&path, contents).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -87,16 +81,6 @@ impl AsRef<Path> for Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn two_folders_are_distinct_and_go_with_all_that_is_in_them() {
-        let (one, two) = (Scratch::new(), Scratch::new());
-        assert_ne!(one.path(), two.path());
-        let (path, file) = (one.to_path_buf(), one.write("file", "text"));
-        assert_eq!(std::fs::read(&file).expect("it was written"), b"text");
-        drop(one);
-        assert!(!path.exists() && two.exists());
-    }
 
     #[test]
     fn a_folder_goes_when_its_process_exits_and_its_forked_child_leaves_it() {

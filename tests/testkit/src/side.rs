@@ -19,9 +19,6 @@ pub fn is_one() -> bool {
 }
 
 /// Runs `body` in a process of its own, with `env` added to its environment.
-///
-/// # Panics
-/// With what that printed, if it does not end well.
 #[track_caller]
 pub fn alone(env: &[(&str, &str)], body: impl FnOnce()) {
     let Some(call) = reach(|_, _| body()) else { return };
@@ -30,9 +27,6 @@ pub fn alone(env: &[(&str, &str)], body: impl FnOnce()) {
 }
 
 /// Runs `body` in two processes, sides 0 and 1, with a socket between them.
-///
-/// # Panics
-/// With what both printed, if one does not end well.
 #[track_caller]
 pub fn pair(env: &[(&str, &str)], body: impl FnOnce(usize, Peer)) {
     let Some(call) = reach(body) else { return };

@@ -12,9 +12,6 @@ macro_rules! snapshot {
 }
 
 /// What [`crate::snapshot!`] does, for the package in `package`.
-///
-/// # Panics
-/// If they differ.
 #[track_caller]
 pub fn check(package: &str, name: &str, text: &str) {
     let path = Path::new(package).join("tests/snapshots").join(format!("{name}.txt"));

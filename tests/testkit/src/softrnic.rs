@@ -92,9 +92,6 @@ impl Softrnic {
     }
 
     /// Runs `body` in a process of its own on the fabric, which must leave nothing behind.
-    ///
-    /// # Panics
-    /// If it does not end well, or leaves something.
     #[track_caller]
     pub fn alone(&self, body: impl FnOnce()) {
         side::alone(&self.vars(), body);
@@ -103,9 +100,6 @@ impl Softrnic {
 
     /// Runs `body` in two processes on the fabric, which must leave nothing behind. They have a
     /// socket between them.
-    ///
-    /// # Panics
-    /// If one does not end well, or they leave something.
     #[track_caller]
     pub fn pair(&self, body: impl FnOnce(usize, Peer)) {
         side::pair(&self.vars(), body);
@@ -121,9 +115,6 @@ impl Softrnic {
     }
 
     /// The fabric's file is gone: the last process removes it.
-    ///
-    /// # Panics
-    /// If it is there.
     #[track_caller]
     pub fn assert_clean(&self) {
         if side::is_one() {
@@ -150,40 +141,6 @@ impl Default for Softrnic {
 mod tests {
     use super::*;
     use crate::scratch::Scratch;
-
-    #[test]
-    fn a_process_is_reported_how_the_devices_are_and_where() {
-        let softrnic = Softrnic::new().ports(2).env("SOFTRNIC_MTU", 1024);
-        let expected = [
-            (FABRIC, softrnic.fabric()),
-            ("SOFTRNIC_QUIET", "1"),
-            ("SOFTRNIC_PORTS", "2"),
-            ("SOFTRNIC_MTU", "1024"),
-        ];
-        assert_eq!(softrnic.vars(), expected);
-        assert_ne!(softrnic.fabric(), Softrnic::new().fabric());
-    }
-
-    #[test]
-    fn the_sides_of_a_test_share_its_fabric() {
-        let softrnic = Softrnic::new();
-        softrnic.pair(|_, mut peer| {
-            let mine = std::env::var(FABRIC).expect("it is set");
-            assert_eq!(mine, Softrnic::new().fabric());
-            let (mut sent, bytes) = ([0_u8; 64], mine.as_bytes());
-            sent[..bytes.len()].copy_from_slice(bytes);
-            assert_eq!(peer.swap(&Name(sent)).0, sent);
-        });
-    }
-
-    #[derive(Clone, Copy)]
-    struct Name([u8; 64]);
-
-    impl Default for Name {
-        fn default() -> Self {
-            Self([0; 64])
-        }
-    }
 
     #[test]
     #[should_panic(expected = "was left behind")]

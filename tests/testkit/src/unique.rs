@@ -12,15 +12,3 @@ pub fn unique_name(prefix: &str) -> String {
     let random = RandomState::new().hash_one(number) as u32;
     format!("{prefix}-{pid}-{number}-{random:08x}")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_names_are_distinct_and_begin_with_what_they_are_for() {
-        let (one, two) = (unique_name("fabric"), unique_name("fabric"));
-        assert_ne!(one, two);
-        assert!(one.starts_with("fabric-") && !one.contains('/'), "{one}");
-    }
-}

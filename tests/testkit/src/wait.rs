@@ -38,9 +38,6 @@ impl<T> Condition for Option<T> {
 }
 
 /// Tries `condition` until it is true or has found something, which is returned.
-///
-/// # Panics
-/// After [`LIMIT`]; the message names `what` was waited for.
 #[track_caller]
 pub fn wait_until<C: Condition>(what: impl Display, condition: impl FnMut() -> C) -> C::Found {
     match wait_within(LIMIT, condition) {
@@ -66,38 +63,5 @@ pub fn wait_within<C: Condition>(
             return None;
         }
         if elapsed < BUSY { thread::yield_now() } else { thread::sleep(PAUSE) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_condition_finds_is_returned_as_soon_as_it_is_there() {
-        let mut attempts = 0;
-        let found = wait_until("the fifth attempt", || {
-            attempts += 1;
-            (attempts == 5).then_some("found")
-        });
-        assert_eq!((found, attempts), ("found", 5));
-        wait_until("the sixth attempt", || {
-            attempts += 1;
-            true
-        });
-        assert_eq!(attempts, 6);
-    }
-
-    #[test]
-    fn what_never_comes_is_none_after_the_limit() {
-        let start = Instant::now();
-        let limit = Duration::from_millis(5);
-        assert_eq!(wait_within(limit, || None::<u8>), None);
-        assert!(start.elapsed() >= limit);
-    }
-
-    #[test]
-    fn a_condition_is_tried_once_even_without_time() {
-        assert_eq!(wait_within(Duration::ZERO, || true), Some(()));
     }
 }
