@@ -117,7 +117,6 @@ variants() {
     done
 }
 
-# Other cases each night.
 # The system's own driver libraries: what the tests of each change have no time for.
 providers() {
     local provider release fault beneath
@@ -126,6 +125,8 @@ providers() {
         "${beneath[@]}" -- dist/bin/ferrite check --verbs system
         "${beneath[@]}" -- dist/bin/ferrite verify --verbs system
         for release in 2.21.5 2.28.9 2.30.7 2.32.3; do
+            # They ask for queue pairs without receives, which erdma refuses: a test expects that.
+            [[ "$provider $release" != "erdma 2.3"* ]] || continue
             "${beneath[@]}" -- dist/bin/ferrite verify --verbs system --over single --stock "$release"
         done
         for fault in "port-down=1500ms device=softrnic0/1 message=500 times=1" "qp-error message=500 times=1" "drop chance=0.01"; do
@@ -134,6 +135,7 @@ providers() {
     done
 }
 
+# Other cases each night.
 injections() { scripts/hang_injections.py --cases 60 --seed "$RANDOM" --most 32 --out target/hang-injections; }
 
 features() {

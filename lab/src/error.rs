@@ -115,6 +115,9 @@ pub enum Error {
     /// The caller of this crate broke a rule of its interface.
     #[error("misuse of the driver: {0}")]
     Misuse(&'static str),
+    /// The transport makes no device of two here.
+    #[error("{0}")]
+    NotFused(String),
     /// What was to be done needs this, and it is not here.
     #[error("needs {0}")]
     Missing(&'static str),

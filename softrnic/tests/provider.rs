@@ -129,7 +129,6 @@ fn the_driver_mlx5_does_what_libmlx5_does() {
 }
 
 #[test]
-#[ignore = "lines around flushed sends differ"]
 fn the_driver_erdma_does_what_liberdma_does() {
     twins("erdma");
 }

@@ -94,11 +94,18 @@ impl Verify {
         request.verbs.clean_stale();
         let mut all = Vec::new();
         for (over, obstacle) in over {
-            if let Some(why) = obstacle {
-                output::write_stdout(&format!("{over}: left out; {why}\n"))?;
-                continue;
-            }
-            let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
+            let mut begin = |what: &str| log::debug!("{over}: {what}");
+            let ran = match obstacle {
+                Some(why) => Err(Error::NotFused(why)),
+                None => request.run(over, &runner, &mut begin),
+            };
+            let session = match ran {
+                Err(Error::NotFused(why)) if !named => {
+                    output::write_stdout(&format!("{over}: left out; {why}\n"))?;
+                    continue;
+                }
+                ran => ran?,
+            };
             let checks = verify::merged(&session.checks);
             output::write_stdout(&lines(over, &session, &checks))?;
             all.extend(checks);

@@ -71,8 +71,9 @@ impl Runner {
     /// Runs the job in a fresh pair of processes. `begin` gets what rank 0 is about to do.
     ///
     /// # Errors
-    /// [`Error::Worker`] if a process failed, died or hung; [`Error::Refused`] if the two loaded
-    /// different things, or if the counters of a card stood still that had to reach another one.
+    /// [`Error::Worker`] if a process failed, died or hung; [`Error::NotFused`];
+    /// [`Error::Refused`] if the two loaded different things, or if the counters of a card stood
+    /// still that had to reach another one.
     pub(crate) fn run(&self, job: &Job, begin: &mut dyn FnMut(&str)) -> Result<Session> {
         let start = Instant::now();
         let setting = Setting {
@@ -102,6 +103,7 @@ impl Runner {
         pair.send(job)?;
         let mut loaded = [[None, None], [None, None]];
         let (mut turns, mut checks, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
+        let mut not_fused = None;
         while let Some((rank, message)) = pair.next_message()? {
             match message {
                 WorkerMessage::Begin { what } if rank == 0 => begin(&what),
@@ -112,9 +114,13 @@ impl Runner {
                     Report::Turns { turns: more } => turns.extend(more),
                     Report::Checks { checks: more } => checks.extend(more),
                     Report::PortCounters(report) => traffic.push(report),
+                    Report::NotFused { why } => not_fused = Some(why),
                 },
                 _ => {}
             }
+        }
+        if let Some(why) = not_fused {
+            return Err(Error::NotFused(why));
         }
         let sides = loaded.into_iter().take(1 + usize::from(job.beside.is_some()));
         let loaded = sides.map(|loaded| self.alike(loaded, job.peer.is_some()));
@@ -175,7 +181,13 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
         };
         worker.enter_side(place)?;
         let is_copy = opened.iter().any(|opened| is_same_plugin(&opened.source, source));
-        opened.push(Opened::new(worker, &job, source, (place, is_copy))?);
+        match Opened::new(worker, &job, source, (place, is_copy)) {
+            Err(Error::NotFused(why)) => {
+                worker.report(&Report::NotFused { why })?;
+                return worker.barrier();
+            }
+            made => opened.push(made?),
+        }
     }
     opened.sort_by_key(|opened| opened.place);
     let device = |opened: &Opened| opened.loaded.devices[opened.loaded.device].clone();
@@ -380,6 +392,11 @@ pub(super) enum Report {
     },
     /// What the device's own counters say passed through it.
     PortCounters(PortCounters),
+    /// [`Error::NotFused`]: it ends.
+    NotFused {
+        /// Its words.
+        why: String,
+    },
 }
 
 /// Without a terminal, at most one line in this time.

@@ -377,7 +377,7 @@ fn members<const MOST: usize>(fused: &later::Fused<MOST>) -> &[c_int] {
 /// the third and fourth plain one, where there are so many.
 ///
 /// # Errors
-/// Those of the transport; [`Error::Refused`] if there is none and none can be made.
+/// Those of the transport; [`Error::NotFused`] if there is none and none can be made.
 pub(crate) fn device_of(transport: &Transport, rank: usize) -> Result<usize> {
     let count = transport.devices()?;
     let mut fused = Vec::new();
@@ -391,8 +391,9 @@ pub(crate) fn device_of(transport: &Transport, rank: usize) -> Result<usize> {
         return Ok(*device);
     }
     if count < 2 || transport.identity().interface == 8 {
-        return Err(Error::Refused(format!(
-            "{} fused no devices: it shows {count}",
+        return Err(Error::NotFused(format!(
+            "{} shows {count} device(s), and none of two ports of one card (on softrnic: \
+             softrnic run --same-card)",
             transport.name()
         )));
     }

@@ -406,9 +406,9 @@ impl QpMemory for QpRings {
         const MOST_SENDS: u32 = 16384;
         const MOST_INLINE: u32 = 1024;
         let QpCap { max_send_sge, max_inline_data, .. } = self.asked;
-        // libmlx5 grants what fills up the blocks of a request.
+        // libmlx5 grants what fills up the blocks of a request: without elements, -4 bytes inline.
         let elements = max_send_sge.saturating_mul(SEGMENT as u32);
-        let data = max_inline_data.saturating_add(4).max(elements).saturating_add(BLOCK as u32);
+        let data = max_inline_data.wrapping_add(4).max(elements).saturating_add(BLOCK as u32);
         QpCap {
             max_send_wr: self.send_blocks.min(MOST_SENDS),
             max_recv_wr: self.receives,

@@ -58,6 +58,8 @@ const LIBRARY: Library = Library {
     blocks,
     has_inline_answers: false,
     fill: Some(fill),
+    // The library counts on.
+    reset_frees: false,
     ..table::OWN_DRIVER.library
 };
 

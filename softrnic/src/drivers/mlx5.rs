@@ -150,7 +150,8 @@ fn sizes(&Asked { cap, operations }: &Asked) -> Result<Sizes, i32> {
             return Err(libc::EINVAL);
         }
         told.max_send_wr = queue / bytes;
-        told.max_inline_data = bytes - overhead - INLINE_HEADER;
+        // Without elements there is no room for the header: then it is 4 GiB less 4.
+        told.max_inline_data = (bytes - overhead).wrapping_sub(INLINE_HEADER);
     }
     if cap.max_recv_wr == 0 {
         told.max_recv_sge = 0;
@@ -163,12 +164,16 @@ fn sizes(&Asked { cap, operations }: &Asked) -> Result<Sizes, i32> {
         let least = BLOCK / (told.max_recv_sge * ELEMENT);
         told.max_recv_wr = cap.max_recv_wr.next_power_of_two().max(least);
     }
-    let mut real = told;
+    let (mut queried, mut real) = (told, told);
     if cap.max_send_wr == 0 {
         // What was asked for is written back.
-        (real.max_send_sge, real.max_inline_data) = (0, 0);
+        (queried.max_send_sge, queried.max_inline_data) = (0, 0);
+        real = queried;
     }
-    Ok(Sizes { told, queried: real, real })
+    if told.max_inline_data > MOST_SEND {
+        real.max_inline_data = 0;
+    }
+    Ok(Sizes { told, queried, real })
 }
 
 /// The library writes what a completion of its kind has, and leaves the rest as it was. Immediate

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::types::qp_type::{RC, UC, UD};
-use crate::abi::types::{QpCap, SendWr, Wc, qp_state};
+use crate::abi::types::{QpCap, SendWr, Wc, qp_state, wr_opcode};
 use crate::drivers::{erdma, mlx5};
 use crate::host;
 use crate::limits::{MAX_CQE, MAX_QP_WR, MAX_READS, MAX_SGE};
@@ -110,6 +110,9 @@ pub(crate) struct Library {
     pub(crate) fill: Option<fn(Wc, Wc, bool) -> Wc>,
     /// Whether completions of sends say that these had immediate data.
     pub(crate) flags_sent_immediates: bool,
+    /// Whether a reset frees the queues. Else what was in the send queue is free when a later
+    /// send completes, and the places of receives stay taken.
+    pub(crate) reset_frees: bool,
     /// The maker that options of enhanced connection establishment are of.
     pub(crate) ece_vendor: u32,
 }
@@ -270,6 +273,7 @@ const OWN_LIBRARY: Library = Library {
     }),
     fill: None,
     flags_sent_immediates: false,
+    reset_frees: true,
     // That of the PCI devices that `--faithful` shows.
     ece_vendor: 0xf000,
 };
@@ -382,8 +386,47 @@ pub(super) const IRDMA_DRIVER: Driver = Driver {
     qp_types: &[RC, UD],
     has_atomics: false,
     absent: &[Verb::CreateQpEx, Verb::CreateSrq],
+    library: Library {
+        sizes: irdma_sizes,
+        blocks: |wr, elements, inline| match inline {
+            0 => {
+                let has_immediate =
+                    matches!(wr.opcode, wr_opcode::SEND_WITH_IMM | wr_opcode::RDMA_WRITE_WITH_IMM);
+                (elements as u64 + u64::from(has_immediate)) / 2 + 1
+            }
+            bytes => bytes.saturating_sub(8).div_ceil(31) + 1,
+        },
+        ..OWN_LIBRARY
+    },
     ..OWN_DRIVER
 };
+
+/// The queues are counted in pieces of 32 bytes. What is granted has room for the longest requests:
+/// of short ones the send queue takes more.
+fn irdma_sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
+    /// Pieces that stay free: by what is granted, and in truth.
+    const RESERVED: u32 = 258;
+    const FREE: u32 = 257;
+    const FEWEST: u32 = 8;
+    // A power of two of pieces, by its exponent.
+    let longest = |elements: u32, inline: u32| match (elements, inline) {
+        (..=1, ..=8) => 0,
+        (..=3, ..=39) => 1,
+        (..=7, ..=101) => 2,
+        _ => 3,
+    };
+    // Immediate data is one more element.
+    let send = longest(cap.max_send_sge + 1, cap.max_inline_data);
+    let recv = longest(cap.max_recv_sge, 0);
+    let sends = ((cap.max_send_wr << send) + RESERVED).next_power_of_two();
+    let receives = ((cap.max_recv_wr << recv) + 1).next_power_of_two().max(FEWEST << recv);
+    let told = QpCap {
+        max_send_wr: (sends - RESERVED) >> send,
+        max_recv_wr: (receives - 1) >> recv,
+        ..cap
+    };
+    Ok(Sizes { told, queried: told, real: QpCap { max_send_wr: sends - FREE, ..told } })
+}
 
 /// mana: Azure's adapter of Microsoft.
 pub(super) const MANA_DRIVER: Driver = Driver {

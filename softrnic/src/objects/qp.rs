@@ -16,7 +16,7 @@ use crate::abi::types::{
 };
 use crate::drivers::table::{Asked, Driver, Library, Sizes, States};
 use crate::host::{InUse, lock};
-use crate::limits::{MAX_SGE, QPS};
+use crate::limits::{MAX_INLINE, MAX_SGE, QPS};
 use crate::network::topology::{MTU_4096, PortId};
 use crate::objects::context::{Event, Pd};
 use crate::objects::cq::{CompletionSource, Cq};
@@ -69,6 +69,8 @@ pub(crate) struct Qp {
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
     recv_polled: AtomicU64,
+    /// Receives that a reset has removed, and whose places are still taken.
+    recv_kept: AtomicU64,
     /// What has been received, and nobody has polled, is reported as flushed.
     drops_received: AtomicBool,
     /// Completions of receives were left by the last poll.
@@ -156,6 +158,7 @@ impl Qp {
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
+            recv_kept: AtomicU64::new(0),
             drops_received: AtomicBool::new(false),
             receives_first: AtomicBool::new(false),
             is_last_told: AtomicBool::new(false),
@@ -239,7 +242,8 @@ impl Qp {
             refused((refusals.receives)(self.states()))?;
         }
         let posted = self.slot.posted.load(Relaxed);
-        if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr) {
+        let taken = posted - self.recv_polled.load(Acquire) + self.recv_kept.load(Relaxed);
+        if taken >= u64::from(self.cap.max_recv_wr) {
             return Err(refusals.map_or(libc::ENOMEM, |refusals| refusals.full));
         }
         if sges.len() > self.cap.max_recv_sge as usize {
@@ -428,7 +432,8 @@ impl Qp {
                 left.push_back(self.sent_wc(&done));
             }
             send.discard();
-            let thrown = self.send_ring.discard(send.posted, send.taken);
+            let freed = self.library.reset_frees.then_some(send.taken);
+            let thrown = self.send_ring.discard(send.posted, freed);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
         let recv = |left: &mut VecDeque<Wc>| {
@@ -444,6 +449,9 @@ impl Qp {
                 self.is_last_told.store(false, SeqCst);
             }
             let (done, posted) = (self.slot.done.load(SeqCst), self.slot.posted.load(SeqCst));
+            if !self.library.reset_frees {
+                self.recv_kept.fetch_add(posted - at, Relaxed);
+            }
             let thrown = done - at;
             self.recv_cq.slot.polled.fetch_add(thrown, SeqCst);
             self.slot.done.store(posted, SeqCst);
@@ -506,8 +514,10 @@ pub(super) fn grant(
     }
     if requested.max_inline_data <= settings.max_inline {
         let sizes = (settings.library.sizes)(&Asked { cap: requested, operations })?;
-        let sizes = if settings.grant_more { Sizes::all(more_than(sizes.told)) } else { sizes };
-        return Ok(sizes.with_inline(|bytes| bytes.min(settings.max_inline)));
+        let sizes = if settings.grant_more { more_than(sizes.told) } else { sizes };
+        // No queue pair has more than the first limit: it is a wrong number of the library's.
+        let limit = |bytes| if bytes > MAX_INLINE { bytes } else { settings.max_inline.min(bytes) };
+        return Ok(sizes.with_inline(limit));
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
@@ -521,17 +531,20 @@ pub(super) fn grant(
 }
 
 /// More of everything than `cap`, but of queues that have nothing. A queue may become longer than
-/// the device says that queues are.
-fn more_than(cap: QpCap) -> QpCap {
+/// the device says that queues are. The inline data that is told is what libmlx5 tells of queue
+/// pairs without elements: far more than there is.
+fn more_than(cap: QpCap) -> Sizes {
     let queue = |wr: u32| if wr == 0 { 0 } else { 2 * wr + 1 };
     let elements = |sge: u32, wr: u32| if wr == 0 { sge } else { (sge + 3).min(MAX_SGE) };
-    QpCap {
+    let real = QpCap {
         max_send_wr: queue(cap.max_send_wr),
         max_recv_wr: queue(cap.max_recv_wr),
         max_send_sge: elements(cap.max_send_sge, cap.max_send_wr),
         max_recv_sge: elements(cap.max_recv_sge, cap.max_recv_wr),
-        max_inline_data: (cap.max_inline_data + 1).next_multiple_of(64),
-    }
+        max_inline_data: (cap.max_inline_data + 1).next_multiple_of(64).min(MAX_INLINE),
+    };
+    let told = QpCap { max_inline_data: u32::MAX - 3, ..real };
+    Sizes { told, queried: told, real }
 }
 
 /// Takes a table entry and fills in what does not depend on the connection. `requested` has what is

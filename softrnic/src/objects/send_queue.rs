@@ -354,13 +354,14 @@ impl SendRing {
         self.polled.load(Relaxed) != self.done.load(Acquire)
     }
 
-    /// Empties the ring up to `posted`, with which so many blocks were taken; returns how many
-    /// completions that threw away.
-    pub(crate) fn discard(&self, posted: u64, taken: u64) -> u64 {
+    /// Empties the ring up to `posted`, and frees so many blocks of those that were taken, `None`:
+    /// no more than are; returns how many completions that threw away.
+    pub(crate) fn discard(&self, posted: u64, freed: Option<u64>) -> u64 {
+        let before = self.freed.load(Relaxed);
         let thrown = std::iter::from_fn(|| self.take()).count();
         self.done.store(posted, Relaxed);
         self.polled.store(posted, Relaxed);
-        self.freed.store(taken, Release);
+        self.freed.store(freed.unwrap_or(before), Release);
         thrown as u64
     }
 }

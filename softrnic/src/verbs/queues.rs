@@ -287,7 +287,7 @@ pub unsafe extern "C" fn query_qp(
             send_cq: qp.abi.send_cq,
             recv_cq: qp.abi.recv_cq,
             srq: qp.abi.srq,
-            cap: qp.cap,
+            cap: known.cap,
             qp_type: qp.abi.qp_type,
             sq_sig_all: c_int::from(qp.signal_all),
         };

@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HALF = 1 << 15, ELEMENTS = 4, INLINE = 60, CHAIN = 4, KEPT = 0x5a, SIDES = 2 };
+enum { HALF = 1 << 15, REGION = 2 * HALF, ELEMENTS = 4, INLINE = 60, CHAIN = 4, KEPT = 0x5a, SIDES = 2 };
 static const uint64_t SENT_LAST = 1u << 20, RECEIVED_LAST = 1u << 21;
 
-/* The first half is only read, the second only written. */
-static unsigned char memory[2 * HALF];
+/* The first half is only read, the second only written. Beyond both is what no region has: inline data may be of there. */
+static unsigned char memory[REGION + 64];
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 /* For all, and for nothing but reads by this process. */
@@ -97,15 +97,17 @@ static void sizes(unsigned count)
     struct ibv_cq *cq = make_cq(64);
     for (unsigned at = 0; at < count; at++) {
         struct ibv_qp_cap cap = {PICK(lengths), PICK(lengths), PICK(elements), PICK(elements), PICK(bytes)};
-        /* Most of the time all but one are usual ones. */
-        if (below(4)) {
+        /* Most of the time all but one are usual ones. Once, sends have neither elements nor inline data. */
+        if (!at)
+            cap = (struct ibv_qp_cap){16, 16, 0, 1, 0};
+        else if (below(4)) {
             struct ibv_qp_cap usual = {1 + below(200), 1 + below(200), 1 + below(4), 1 + below(4), below(200)};
             uint32_t *words = (uint32_t *)&usual, which = below(6);
             if (which < 5)
                 words[which] = ((uint32_t *)&cap)[which];
             cap = usual;
         }
-        uint64_t operations = below(2) ? 1 + below(127) : 0;
+        uint64_t operations = at && below(2) ? 1 + below(127) : 0;
         int kind = below(4) ? IBV_QPT_RC : IBV_QPT_UC;
         printf("queue pair %d %lx:", kind, (long)operations);
         print_cap(&cap);
@@ -381,6 +383,28 @@ static void fill(void)
         destroy(&sides[at]);
 }
 
+/* How much queues take after they have been reset, with some sends polled and some not. */
+static void refill(void)
+{
+    struct side sides[SIDES];
+    for (int at = 0; at < SIDES; at++)
+        make(&sides[at], (struct ibv_qp_cap){1 + below(20), 1 + below(20), 1, 1, 0}, 0);
+    for (int again = 0; again < 4; again++) {
+        connect_both(sides, FULL, 7);
+        for (int id = 1 + below(40); id; id--)
+            write_nothing(&sides[0], 1, id, below(2) ? IBV_SEND_SIGNALED : 0);
+        for (int id = 1 + below(10); id; id--)
+            receive_nothing(&sides[1], id);
+        int left = below(3);
+        for (struct ibv_wc wc; left && ibv_poll_cq(sides[0].sends, 1, &wc) == 1; left--)
+            printf("polled %lx\n", (long)wc.wr_id);
+        for (int at = 0; at < SIDES; at++)
+            printf("to RESET: %s\n", name(step(sides[at].qp, sides[!at].qp, IBV_QPS_RESET, FULL, 7)));
+    }
+    for (int at = 0; at < SIDES; at++)
+        destroy(&sides[at]);
+}
+
 /* Elements in one half. */
 static unsigned elements(struct ibv_sge *sge, int count, int half, unsigned most)
 {
@@ -427,7 +451,7 @@ static void spoil(struct ibv_send_wr *wr, struct ibv_sge *sge, const struct side
     case 0: sge[0] = (struct ibv_sge){(uintptr_t)memory, 8, 0xdead00}, wr->num_sge = wr->num_sge ? wr->num_sge : 1; break;
     case 1: wr->wr.rdma.rkey ^= 0x5500; break;
     case 2: wr->wr.rdma.rkey = closed->rkey; break;
-    case 3: wr->wr.rdma.remote_addr = (uintptr_t)memory + sizeof memory - 4; break;
+    case 3: wr->wr.rdma.remote_addr = (uintptr_t)memory + REGION - 4; break;
     case 4: wr->num_sge = side->cap.max_send_sge + 1; break;
     case 5:
         sge[0] = (struct ibv_sge){(uintptr_t)memory, side->cap.max_inline_data + 1, mr->lkey};
@@ -436,7 +460,7 @@ static void spoil(struct ibv_send_wr *wr, struct ibv_sge *sge, const struct side
     case 6: wr->opcode = 77; break;
     case 7: wr->send_flags |= 1 << 20; break;
     case 8: wr->send_flags |= IBV_SEND_IP_CSUM; break;
-    case 9: sge[0] = (struct ibv_sge){(uintptr_t)memory + sizeof memory - 8, 16, mr->lkey}, wr->num_sge = 1;
+    case 9: sge[0] = (struct ibv_sge){(uintptr_t)memory + REGION - 8, 16, mr->lkey}, wr->num_sge = 1;
     }
 }
 
@@ -506,7 +530,7 @@ static void round_of_requests(int at)
         drain(&sides[one], &sides[!one], 0, &none);
     print_sides(sides);
     unsigned sum = 0;
-    for (unsigned byte = 0; byte < sizeof memory; byte++)
+    for (unsigned byte = 0; byte < REGION; byte++)
         sum = sum * 31 + memory[byte];
     printf("memory %x\n", sum);
     for (int one = 0; one < SIDES; one++)
@@ -522,16 +546,18 @@ int main(int count, char **words)
     state = strtoull(words[1], NULL, 0);
     context = ibv_open_device(list[0]);
     pd = context ? ibv_alloc_pd(context) : NULL;
-    mr = pd ? ibv_reg_mr(pd, memory, sizeof memory, FULL | IBV_ACCESS_LOCAL_WRITE) : NULL;
-    closed = mr ? ibv_reg_mr(pd, memory, sizeof memory, 0) : NULL;
+    mr = pd ? ibv_reg_mr(pd, memory, REGION, FULL | IBV_ACCESS_LOCAL_WRITE) : NULL;
+    closed = mr ? ibv_reg_mr(pd, memory, REGION, 0) : NULL;
     if (!closed)
         stop("no objects");
-    for (unsigned at = 0; at < sizeof memory; at++)
+    for (unsigned at = 0; at < REGION; at++)
         memory[at] = below(256);
     sizes(300);
     states();
     for (int at = 0; at < 20; at++)
         fill();
+    for (int at = 0; at < 20; at++)
+        refill();
     for (int at = 0; at < atoi(words[2]); at++)
         round_of_requests(at);
     if (ibv_dereg_mr(closed) || ibv_dereg_mr(mr) || ibv_dealloc_pd(pd) || ibv_close_device(context))

@@ -390,3 +390,27 @@ fn a_setting_is_stronger_than_the_driver() {
         assert_eq!(gids(&look), "v1 v2 v1 v2 v1 v2");
     });
 }
+
+/// The numbers are those of rdma-core 44 (findings/libirdma-takes-more-sends-than-it-grants.sh).
+#[test]
+fn a_queue_pair_of_irdma_takes_more_sends_than_it_has_granted() {
+    Softrnic::new().env("SOFTRNIC_DRIVER", "irdma").alone(|| {
+        let look = Looked::new();
+        for (elements, granted, taken) in
+            [(1, 127, 255), (2, 127, 255), (4, 191, 767), (8, 223, 1791)]
+        {
+            let (max_send_wr, max_recv_wr) = (100, 100);
+            let cap = Cap { max_send_wr, max_recv_wr, max_send_sge: elements, ..ONE };
+            let told = look.grant(2, cap).expect("granted");
+            assert_eq!((told.max_send_wr, told.max_recv_wr), (granted, 127), "{elements}");
+            let node = Node::with(0, 64, cap, 64);
+            let Address { addr, rkey, .. } = node.address();
+            node.connect(&node.address(), &Terms::default());
+            let one = [node.sge(0, 8)];
+            let work = Work { flags: 0, sges: &one, to: (addr + 8, rkey), ..Work::default() };
+            let counted = (0..).find(|_| node.try_send(work) == libc::ENOMEM);
+            let received = (0..).find(|_| node.try_recv(1, &[]) == libc::ENOMEM);
+            assert_eq!((counted, received), (Some(taken), Some(127)), "{elements}");
+        }
+    });
+}
