@@ -40,6 +40,9 @@ static int open_with(int (*real)(const char *, int, ...), const char *path, int 
 OPEN(open)
 OPEN(open64)
 int stat(const char *path, struct stat *answer) { return NEXT(stat)(IS_DEVICE(path) ? "/dev/zero" : path, answer); }
+int __xstat(int version, const char *path, struct stat *answer) { /* of programs that were built with a glibc before 2.33 */
+  return NEXT(__xstat)(version, IS_DEVICE(path) ? "/dev/zero" : path, answer);
+}
 int socket(int domain, int type, int protocol) {
   if (domain == AF_NETLINK && protocol == 20) { errno = EPROTONOSUPPORT; return -1; } /* NETLINK_RDMA: sysfs is read instead */
   return NEXT(socket)(domain, type, protocol);
