@@ -1,12 +1,13 @@
 //! Which clear-to-sends have been sent, which wait, and when the waiting ones are sent.
 //!
-//! Clear-to-sends are coalesced like TCP window updates. Those of small buffers wait until they are
-//! at least as many as the sender's unused ones, whose messages have not arrived. So a sender in
-//! full flow gets one write for several messages, and always has a clear-to-send in hand. The
-//! clear-to-send of a receive with no other one before it is sent at once.
+//! Clear-to-sends are coalesced like TCP window updates. They wait until they are at least as many
+//! as the sender's unused ones, whose messages have not arrived, or until their buffers have
+//! [`MAX_WAITING_BYTES`]. So a sender in full flow gets one write for several messages, and always
+//! has a clear-to-send in hand. The clear-to-send of a receive with no other one before it is sent
+//! at once.
 //!
-//! So the third of three small receives waits while the sender has two clear-to-sends in hand.
-//! Three things end that:
+//! So the third of three receives waits while the sender has two clear-to-sends in hand. Three
+//! things end that:
 //! - The first of the two messages arrives. If the three are used in order, the third had to wait
 //!   for it in any case. The sender loses at most the time of one message to the receiver and one
 //!   clear-to-send back.
@@ -23,6 +24,10 @@ use std::ops::Range;
 /// Polls without a completion after which all waiting clear-to-sends are sent.
 const MAX_EMPTY_POLLS: u32 = 32;
 
+/// All waiting clear-to-sends are sent once their buffers have this many bytes together. On a fast
+/// network, the sender may need the space of larger ones before they are as many as those it has.
+pub(super) const MAX_WAITING_BYTES: u64 = 128 << 10;
+
 /// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping
 /// arithmetic; `next - oldest` is no more than the ring has slots: see [`Self::is_consistent`].
 #[derive(Debug)]
@@ -37,8 +42,9 @@ pub(super) struct CtsWindow {
     outstanding: u32,
     /// How many there may be, counted from the oldest one whose message has not arrived.
     limit: u32,
-    /// Whether all waiting ones are sent at the next opportunity.
-    is_urgent: bool,
+    /// The bytes of the buffers of all waiting ones; or [`MAX_WAITING_BYTES`] or more, where they
+    /// are sent at the next opportunity.
+    waiting_bytes: u64,
     empty_polls: u32,
 }
 
@@ -51,7 +57,7 @@ impl CtsWindow {
             next: 1,
             outstanding: 0,
             limit: RING_SLOTS as u32,
-            is_urgent: false,
+            waiting_bytes: 0,
             empty_polls: 0,
         }
     }
@@ -94,19 +100,15 @@ impl CtsWindow {
     /// arrived.
     pub(super) fn handle_missing_list(&mut self, missing: u32) {
         (self.unsent, self.outstanding) = (self.next, missing);
-        (self.is_urgent, self.empty_polls) = (false, 0);
+        (self.waiting_bytes, self.empty_polls) = (0, 0);
         debug_assert!(self.is_consistent());
     }
 
-    /// Adds the clear-to-sends of the next `count` buffers, which wait to be coalesced unless
-    /// `is_urgent`.
+    /// Adds the clear-to-sends of the next `count` buffers, of this many `bytes` together.
     #[inline(always)]
-    pub(super) fn push(&mut self, count: usize, is_urgent: bool) {
+    pub(super) fn push(&mut self, count: usize, bytes: u64) {
         self.next = self.next.wrapping_add(count as u32);
-        // Written only where it changes, which takes fewer instructions.
-        if is_urgent {
-            self.is_urgent = true;
-        }
+        self.waiting_bytes += bytes;
         debug_assert!(self.is_consistent());
     }
 
@@ -125,7 +127,7 @@ impl CtsWindow {
     #[inline(always)]
     pub(super) fn is_due(&self) -> bool {
         let waiting = self.waiting();
-        waiting != 0 && (waiting >= self.outstanding || self.is_urgent)
+        waiting != 0 && (waiting >= self.outstanding || self.waiting_bytes >= MAX_WAITING_BYTES)
     }
 
     /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`, which is not
@@ -137,10 +139,10 @@ impl CtsWindow {
         self.unsent = self.unsent.wrapping_add(count);
         self.outstanding += count;
         if self.unsent == self.next {
-            self.is_urgent = false;
+            self.waiting_bytes = 0;
             self.empty_polls = 0;
         } else {
-            self.is_urgent = true;
+            self.waiting_bytes = MAX_WAITING_BYTES;
         }
         debug_assert!(self.is_consistent());
         start..start + count as usize
@@ -163,7 +165,7 @@ impl CtsWindow {
         let slot = |i: u32| SlotIndex::of(self.unsent.wrapping_add(i)).index();
         if self.empty_polls >= MAX_EMPTY_POLLS || (0..self.waiting()).any(|i| is_tested(slot(i))) {
             self.empty_polls = 0;
-            self.is_urgent = true;
+            self.waiting_bytes = MAX_WAITING_BYTES;
         }
     }
 
@@ -201,7 +203,10 @@ impl CtsWindow {
             self.waiting() != 0 || self.empty_polls == 0,
             "polls are counted while none waits"
         );
-        debug_assert!(self.waiting() != 0 || !self.is_urgent, "none waits, and that is urgent");
+        debug_assert!(
+            self.waiting() != 0 || self.waiting_bytes == 0,
+            "bytes are counted while none waits"
+        );
         let kept = self.next.wrapping_sub(self.oldest);
         let sent = self.unsent.wrapping_sub(self.oldest);
         kept <= RING_SLOTS as u32 && sent <= kept && self.outstanding <= sent
@@ -287,7 +292,7 @@ mod tests {
     #[test]
     fn clear_to_sends_are_kept_until_their_message_and_all_before_it_have_arrived() {
         let mut window = CtsWindow::new();
-        window.push(3, true);
+        window.push(3, MAX_WAITING_BYTES);
         while window.poll(8).is_some() {}
         let mut kept = |is_pending: [bool; 4]| {
             window.handle_arrival(|slot| is_pending[slot]);
@@ -298,10 +303,10 @@ mod tests {
         assert_eq!(kept([false; 4]), [false; 3]);
     }
 
-    /// How many clear-to-sends are written after each of `pushes` small buffers.
-    fn written(window: &mut CtsWindow, pushes: usize) -> Vec<usize> {
+    /// How many clear-to-sends are written after each of `pushes` buffers of `bytes`.
+    fn written(window: &mut CtsWindow, pushes: usize, bytes: u64) -> Vec<usize> {
         let mut push = |_| {
-            window.push(1, false);
+            window.push(1, bytes);
             window.poll(8).map_or(0, |slots| slots.len())
         };
         (0..pushes).map(&mut push).collect()
@@ -310,7 +315,7 @@ mod tests {
     #[test]
     fn small_buffers_are_coalesced_and_the_last_is_sent_after_empty_polls() {
         let mut window = CtsWindow::new();
-        assert_eq!(written(&mut window, 9), [1, 1, 0, 2, 0, 0, 0, 4, 0]);
+        assert_eq!(written(&mut window, 9, 8), [1, 1, 0, 2, 0, 0, 0, 4, 0]);
         for _ in 0..MAX_EMPTY_POLLS {
             assert_eq!(window.poll(8), None);
             window.handle_empty_poll(|slot| slot == 1);
@@ -319,13 +324,21 @@ mod tests {
     }
 
     #[test]
+    fn clear_to_sends_of_large_buffers_wait_for_few_others() {
+        let after = |bytes| written(&mut CtsWindow::new(), 9, bytes);
+        assert_eq!(after(MAX_WAITING_BYTES), [1; 9]);
+        assert_eq!(after(MAX_WAITING_BYTES / 2), [1, 1, 0, 2, 0, 2, 0, 2, 0]);
+        assert_eq!(after(MAX_WAITING_BYTES / 3), [1, 1, 0, 2, 0, 0, 0, 4, 0]);
+    }
+
+    #[test]
     fn a_waiting_cts_is_sent_when_a_message_arrives_or_its_own_request_is_tested() {
         let mut window = CtsWindow::new();
-        assert_eq!(written(&mut window, 3), [1, 1, 0]);
+        assert_eq!(written(&mut window, 3, 8), [1, 1, 0]);
         window.handle_arrival(|slot| slot != 1);
         assert_eq!(window.poll(8), Some(3..4), "the first message has arrived");
         let mut window = CtsWindow::new();
-        assert_eq!(written(&mut window, 3), [1, 1, 0]);
+        assert_eq!(written(&mut window, 3, 8), [1, 1, 0]);
         for tested in [1, 2] {
             window.handle_empty_poll(|slot| slot == tested);
             assert_eq!(window.poll(8), None, "the sender has that one");

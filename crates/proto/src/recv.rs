@@ -17,9 +17,6 @@ use crate::stripe::Striping;
 use crate::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
-/// The clear-to-send of a larger buffer is sent at once; others may be coalesced.
-const COALESCE_MAX_BYTES: u32 = 16 << 10;
-
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
@@ -125,7 +122,7 @@ impl RecvFlow {
         let Some(entry) = requests.allocate() else { return Ok(None) };
         let id = entry.id();
         entry.value.begin(count as u8);
-        let mut longest = 0;
+        let (mut longest, mut bytes) = (0, 0);
         for index in 0..count {
             let Buffer { addr, length, rkeys, tag } = match buffer(index) {
                 Ok(buffer) => buffer,
@@ -140,8 +137,9 @@ impl RecvFlow {
             shadow.put(slot, &cts, || [rkeys.of_rail(2), rkeys.of_rail(3)]);
             arrivals[slot] = Arrival::new(id, index as u8, length);
             longest = longest.max(length);
+            bytes += u64::from(length);
         }
-        window.push(count, longest > COALESCE_MAX_BYTES);
+        window.push(count, bytes);
         begun(entry);
         if longest > Imm::EXPLICIT_LIMIT {
             self.expect_two_immediates();
@@ -185,7 +183,7 @@ impl RecvFlow {
             slot,
             &Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq },
         );
-        window.push(1, length > COALESCE_MAX_BYTES);
+        window.push(1, length.into());
         true
     }
 }
@@ -784,6 +782,7 @@ impl Receives {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cts_window::MAX_WAITING_BYTES;
 
     fn buffer(length: u32) -> Buffer<'static> {
         Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
@@ -911,7 +910,7 @@ mod tests {
         #[test]
         fn the_cts_of_a_large_receive_is_written_at_once() {
             let mut flow = flow_with(&[8, 8]).0;
-            post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("space");
+            post(&mut flow, &[buffer(MAX_WAITING_BYTES as u32)]).expect("valid").expect("space");
             assert!(flow.poll_cts(8).is_some());
         }
 
@@ -995,7 +994,7 @@ mod tests {
 
         fn steps() -> impl Strategy<Value = Vec<Step>> {
             let bound = |bytes: u32| bytes - 1..bytes + 2;
-            let length = prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(COALESCE_MAX_BYTES)];
+            let length = prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(MAX_WAITING_BYTES as u32)];
             let step = prop_oneof![3 => length.prop_map(Step::Post), 1 => Just(Step::Send), 1 => Just(Step::Arrive)];
             prop::collection::vec(step, 1..400)
         }
