@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Monotonic time in nanoseconds.
@@ -228,8 +228,13 @@ impl InUse {
     /// to be.
     #[inline]
     pub(crate) fn enter(&self, object: &str) {
-        if self.is_promised && self.is_in.swap(true, Acquire) {
-            broken(object);
+        if self.is_promised {
+            if self.is_in.load(Acquire) {
+                broken(object);
+            }
+            // Without a locked instruction, as mlx5: threads that come at the same moment are not
+            // noticed.
+            self.is_in.store(true, Relaxed);
         }
     }
 

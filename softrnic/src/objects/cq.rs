@@ -165,7 +165,7 @@ impl Cq {
     /// are none if it is for one thread.
     pub(crate) fn begin_look(&self) {
         self.polling.enter(SINGLE_THREADED_CQ);
-        while self.is_looked_at.swap(true, Acquire) {
+        while !self.polling.is_promised() && self.is_looked_at.swap(true, Acquire) {
             std::thread::yield_now();
         }
     }
@@ -179,7 +179,7 @@ impl Cq {
     pub(crate) fn look_at(&self, wc: Wc) {
         self.abi.status.store(wc.status, Relaxed);
         self.abi.wr_id.store(wc.wr_id, Relaxed);
-        // SAFETY: one thread at a time is here (`begin_look`).
+        // SAFETY: one thread at a time is here (`begin_look`, or the application's promise).
         unsafe { *self.looked_at.get() = wc };
     }
 
