@@ -56,6 +56,11 @@ impl Outcome for Code {
     fn of(call: &'static str, step: impl FnOnce() -> Result<()>) -> Self {
         Self(guard(call, step))
     }
+
+    #[inline(always)]
+    fn from_result(call: &'static str, result: Result<()>) -> Self {
+        Self(result.map_or_else(|error| report(call, error), |()| nccl::ncclSuccess))
+    }
 }
 
 #[cold]

@@ -274,3 +274,28 @@ fn do_the_same(worker: &WorkerCtx) -> Result<()> {
     }
     Ok(())
 }
+
+/// Every 32nd write of clear-to-sends has a completion, which comes before that of its message.
+#[test]
+fn a_message_is_reported_by_the_first_test_after_its_acknowledgement() -> Result<()> {
+    let setting = require!(setting()).env("SOFTRNIC_STRICT", "0");
+    require!(membarrier());
+    let domains = |value| setting.clone().env("FERRITE_THREAD_DOMAINS", value);
+    ["1", "0"].into_iter().try_for_each(|value| alone(&domains(value), |worker| test_once(worker)))
+}
+
+fn test_once(worker: &WorkerCtx) -> Result<()> {
+    let transport = plugin_transport()?;
+    let (handle, mut listener) = transport.listen(0)?;
+    let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;
+    let memory = || Buffer::new(8).map(Arc::new);
+    let (out, into) = (send.register(&memory()?)?, recv.register(&memory()?)?);
+    let mut deadline = worker.deadline("a message");
+    for message in 0..100 {
+        let mut receive = posted(&mut deadline, || recv.receive(&into, 0, 8, 0))?;
+        let sending = posted(&mut deadline, || send.send(&out, 0, 8, 0))?;
+        finished(&mut deadline, sending, &mut [0])?;
+        assert!(receive.test(&mut [0])?, "message {message}");
+    }
+    Ok(())
+}

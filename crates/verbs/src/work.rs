@@ -132,8 +132,8 @@ impl Batch {
         Ok(unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) })
     }
 
-    /// Fills it with the completion of `queue` that is read and those that follow it, up to `most`
-    /// in all. Ends the poll.
+    /// Fills it with the completion of `queue` that is read and those that follow it. Ends the
+    /// poll.
     ///
     /// # Errors
     /// The queue has failed.
@@ -141,19 +141,14 @@ impl Batch {
     /// # Safety
     /// As for [`ExtendedQueue::next`].
     #[inline(never)]
-    unsafe fn fill(
-        &mut self,
-        queue: ExtendedQueue,
-        most: usize,
-        how: &mut Polling,
-    ) -> Result<&[Completion]> {
+    unsafe fn fill(&mut self, queue: ExtendedQueue, how: &mut Polling) -> Result<&[Completion]> {
         let mut count = 0;
         for place in &mut self.0 {
             // SAFETY: by the caller; `next` says whether there is another one.
             unsafe {
                 place.write(Completion(queue.completion()));
                 count += 1;
-                if count >= most || count == POLL_BATCH {
+                if count == POLL_BATCH {
                     break;
                 }
                 match queue.next() {
@@ -336,6 +331,8 @@ impl Success<'_> {
 pub enum Taken {
     /// It is handled.
     Yes,
+    /// It is handled, and is none of those that [`CompletionQueue::read`] counts.
+    Uncounted,
     /// It is handled, and no other one is to be read now.
     Last,
     /// It is not handled.
@@ -388,9 +385,9 @@ impl CompletionQueue {
         Some(Look::Something)
     }
 
-    /// Reads up to `most` completions, at least 1, after [`Self::look`] has found some, and passes
-    /// the successful ones to `take`. Returns `None` if it has taken all; otherwise those from the
-    /// first one on that has failed or was not taken.
+    /// Reads completions after [`Self::look`] has found some, and passes the successful ones to
+    /// `take`, until it has counted `most`, at least 1. Returns `None` if it has taken all;
+    /// otherwise all from the first one on that has failed or was not taken.
     ///
     /// # Errors
     /// The queue has failed (overrun).
@@ -410,17 +407,17 @@ impl CompletionQueue {
         unsafe {
             loop {
                 if queue.status() != Status::SUCCESS {
-                    return batch.fill(queue, left, &mut self.how).map(Some);
+                    return batch.fill(queue, &mut self.how).map(Some);
                 }
                 match take(Success { id: queue.id(), place: Place::Read(queue) }) {
-                    Taken::Yes => {}
+                    Taken::Yes => left = left.wrapping_sub(1),
+                    Taken::Uncounted => {}
                     Taken::Last => {
                         queue.end();
                         return Ok(Some(&[]));
                     }
-                    Taken::No => return batch.fill(queue, left, &mut self.how).map(Some),
+                    Taken::No => return batch.fill(queue, &mut self.how).map(Some),
                 }
-                left = left.wrapping_sub(1);
                 if left == 0 {
                     break;
                 }

@@ -30,6 +30,9 @@ pub trait Outcome {
 
     /// Runs the last step of NCCL's function `call`; it may panic.
     fn of(call: &'static str, step: impl FnOnce() -> Result<()>) -> Self;
+
+    /// The result of the last step of NCCL's function `call`. Its caller guards against panics.
+    fn from_result(call: &'static str, result: Result<()>) -> Self;
 }
 
 /// A call of `test`. Passed by reference, so that no register keeps it during the poll.

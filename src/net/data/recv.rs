@@ -3,7 +3,7 @@
 
 use super::both_ends::{Done, Outcome, Path, Test, Tested, found, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
-use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside};
+use super::exclusive_cell::{Begun, ExclusiveCell, First};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
 use crate::error::{Error, Result};
@@ -187,7 +187,10 @@ impl RecvComm {
         if count == 1 {
             match self.path.begin(|path| path.begin_single(expected, begun)) {
                 Begun::Done => return O::SUCCESS,
-                Begun::Next(inside) => return send_due_cts(inside),
+                Begun::Next(inside) => {
+                    let sent = inside.resume(|path| path.send_due_cts(), RecvPath::log_once);
+                    return O::from_result("irecv", sent);
+                }
                 Begun::Other => {}
             }
         }
@@ -299,12 +302,6 @@ impl RecvComm {
         });
         found(look, &self.peer)
     }
-}
-
-/// [`RecvComm::irecv`], where the fast path continues.
-#[inline(never)]
-extern "C" fn send_due_cts<O: Outcome>(inside: Inside<'_, RecvPath>) -> O {
-    inside.end("irecv", RecvPath::send_due_cts)
 }
 
 /// [`RecvComm::irecv`] by the slow path.
@@ -627,18 +624,20 @@ impl Path for RecvPath {
 
     #[inline(always)]
     fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>> {
-        let Self { flow, qps: QpSet { rails, qps, .. }, stats, .. } = self;
+        let Self { flow, qps: QpSet { rails, qps, .. }, cts_sender, stats, .. } = self;
         let Some(on) = rails.first_mut() else { return Ok(None) };
         // Most messages have one completion: to look for another one would take longer.
-        Ok(on.queue.read(batch, stats.outstanding(), |success| take(flow, qps, success))?)
+        let take = |success: Success<'_>| take(flow, cts_sender, qps, success);
+        Ok(on.queue.read(batch, stats.outstanding(), take)?)
     }
 
     #[inline(always)]
     fn handle_fast<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
-            let qps = &mut self.qps.qps;
-            match completion.success().map(|success| take(&mut self.flow, qps, success)) {
-                Some(Taken::Yes) => completions = others,
+            let Self { flow, qps, cts_sender, .. } = self;
+            let take = |success| take(flow, cts_sender, &mut qps.qps, success);
+            match completion.success().map(take) {
+                Some(Taken::Yes | Taken::Uncounted) => completions = others,
                 Some(Taken::Last) => return Some(others),
                 Some(Taken::No) | None => return Some(completions),
             }
@@ -901,11 +900,23 @@ impl RecvPath {
     }
 }
 
-/// Handles a completion on the fast path, which takes receives that complete a whole message. It
-/// stops where receives must be posted.
+/// Handles a completion on the fast path, which takes receives that complete a whole message, and
+/// writes of clear-to-sends. It stops where receives must be posted.
 #[inline(always)]
-fn take(flow: &mut RecvFlow, qps: &mut [ConnectedQp], success: Success<'_>) -> Taken {
-    let WrId::Receive { qp } = WrId::from_bits(success.id()) else { return Taken::No };
+fn take(
+    flow: &mut RecvFlow,
+    cts_sender: &mut CtsSender,
+    qps: &mut [ConnectedQp],
+    success: Success<'_>,
+) -> Taken {
+    let qp = match WrId::from_bits(success.id()) {
+        WrId::Receive { qp } => qp,
+        WrId::Cts { qp } => {
+            cts_sender.handle_completion(qp);
+            return Taken::Uncounted;
+        }
+        _ => return Taken::No,
+    };
     let Some(connected) = qps.get_mut(usize::from(qp)) else { return Taken::No };
     if !flow.complete_whole(QpIndex(qp), Imm::from_bits(success.imm())) {
         return Taken::No;

@@ -205,6 +205,10 @@ impl Outcome for Returned {
     fn of(_call: &'static str, step: impl FnOnce() -> Result<()>) -> Self {
         Self(panic::catch_unwind(AssertUnwindSafe(step)))
     }
+
+    fn from_result(_call: &'static str, result: Result<()>) -> Self {
+        Self(Ok(result))
+    }
 }
 
 impl Returned {
