@@ -58,6 +58,11 @@ impl Labels {
             || of(record::FLUSHES) != of(record::FLUSHES_DONE)
     }
 
+    /// How many messages have begun, if the end waits for nothing.
+    pub fn idle_after(&self) -> Option<u64> {
+        (!self.is_waiting()).then(|| self.word(record::BEGUN).load(Ordering::Relaxed))
+    }
+
     /// The end waits in the operation `call`, in the communicator named `name`. 0: it waits for
     /// nothing, or the operation is not known.
     pub fn set_operation(&self, call: u64, name: &str) {

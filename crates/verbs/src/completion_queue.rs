@@ -4,9 +4,11 @@ use super::context::Context;
 use super::cq_ex::{self, ExtendedQueue};
 use super::queue_failure::QueueFailure;
 use super::thread_domain::ThreadDomain;
+use super::work::Batch;
 use super::{create, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most locked memory of a completion in bytes, for known drivers.
 const COMPLETION_BYTES: u64 = 128;
@@ -45,6 +47,9 @@ pub(super) struct QueueHandle {
     raw: *mut sys::ibv_cq,
     context: Arc<Context>,
     failure: Arc<QueueFailure>,
+    /// Whether it can serve no other queue pairs: one could not be destroyed, or a completion may
+    /// be lost.
+    is_spent: AtomicBool,
 }
 
 // SAFETY: the raw pointer is owned, and is used to destroy the queue only.
@@ -96,7 +101,8 @@ impl CompletionQueue {
         how: Polling,
         failure: Arc<QueueFailure>,
     ) -> Self {
-        let handle = QueueHandle { raw, context: Arc::clone(context), failure };
+        let is_spent = AtomicBool::new(false);
+        let handle = QueueHandle { raw, context: Arc::clone(context), failure, is_spent };
         Self { raw, how, is_begun: false, handle: Arc::new(handle) }
     }
 
@@ -105,9 +111,38 @@ impl CompletionQueue {
         self.handle.failure.id()
     }
 
+    /// Takes out the completions of queue pairs that are destroyed: a destroyed queue pair completes
+    /// nothing more, but some drivers keep what had completed. Returns whether other queue pairs may
+    /// use the queue.
+    pub fn clear(&mut self) -> bool {
+        let mut batch = Batch::default();
+        // A driver that reports completions without end must not keep this thread here.
+        for _ in 0..=u16::MAX {
+            match self.poll(&mut batch) {
+                Ok([]) => return !self.has_failed() && self.handle.is_free(),
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
     /// Whether the device has reported that it has failed: no further completions will arrive.
     pub fn has_failed(&self) -> bool {
         self.handle.failure.has_failed()
+    }
+}
+
+impl QueueHandle {
+    /// The queue can serve no other queue pairs.
+    #[cold]
+    pub(super) fn spend(&self) {
+        self.is_spent.store(true, Ordering::Release);
+    }
+
+    /// Whether it has no queue pairs, and can serve others.
+    fn is_free(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1 && !self.is_spent.load(Ordering::Acquire)
     }
 }
 

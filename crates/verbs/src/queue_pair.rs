@@ -62,7 +62,7 @@ pub(super) struct RawQueuePair {
     // Held so that the queue pair is destroyed before them.
     pub(super) domain: Arc<ProtectionDomain>,
     _thread: Option<Arc<ThreadDomain>>,
-    _queue: Arc<QueueHandle>,
+    queue: Arc<QueueHandle>,
 }
 
 /// A queue pair in state RESET.
@@ -133,7 +133,7 @@ impl ResetQueuePair {
             extended,
             domain: Arc::clone(domain),
             _thread: thread.cloned(),
-            _queue: Arc::clone(&queue.handle),
+            queue: Arc::clone(&queue.handle),
         };
         Ok(Self { inner, inline_bytes })
     }
@@ -249,6 +249,9 @@ impl Drop for RawQueuePair {
     fn drop(&mut self) {
         // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
         let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
+        if rc != 0 {
+            self.queue.spend();
+        }
         self.domain.context.handle_released("ibv_destroy_qp", rc);
     }
 }

@@ -361,6 +361,7 @@ impl CompletionQueue {
             Polling::Broken(queue) => {
                 // What is left can be read: a fence does.
                 self.how = Polling::Singly(queue);
+                self.handle.spend();
                 Err(overrun())
             }
         }

@@ -646,7 +646,7 @@ pub struct Commands {
     pub deregister_mr: u32,
     /// `ibv_alloc_pd`.
     pub alloc_pd: u32,
-    /// `ibv_alloc_td`, for which mlx5 has the card allocate a doorbell page.
+    /// `ibv_alloc_td`: mlx5 has the card allocate a doorbell page for two of them.
     pub alloc_td: u32,
 }
 

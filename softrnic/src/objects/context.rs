@@ -45,6 +45,8 @@ pub(crate) struct Context {
     failures: u32,
     /// The application has been told that the device has failed: nothing happens to it any more.
     is_told: AtomicBool,
+    /// Places for doorbells, in pages that the card has allocated, which no thread domain has.
+    doorbells: AtomicU32,
     /// What programs may duplicate that pass a context on to others, who are refused then.
     _command: File,
 }
@@ -123,6 +125,7 @@ impl Context {
             delivered,
             failures,
             is_told,
+            doorbells: AtomicU32::new(0),
             _command: command,
         }))
     }
@@ -138,6 +141,20 @@ impl Context {
             self.is_told.store(one.kind == event::DEVICE_FATAL, SeqCst);
             self.events.push(Event { element: one.port.port as usize, kind: one.kind });
         }
+    }
+
+    /// A place for a doorbell, for a thread domain. As for libmlx5, a page has two, and is kept: the
+    /// card allocates one if no place is left.
+    pub(crate) fn take_doorbell(&self) {
+        if self.doorbells.fetch_update(SeqCst, SeqCst, |places| places.checked_sub(1)).is_err() {
+            self.carry_out(Command::AllocTd);
+            self.give_doorbell_back();
+        }
+    }
+
+    /// A thread domain is gone, and its place is left.
+    pub(crate) fn give_doorbell_back(&self) {
+        self.doorbells.fetch_add(1, SeqCst);
     }
 
     /// The device's card has carried out a command, which took its time.

@@ -409,7 +409,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
             return Err(libc::EINVAL);
         }
         let td = Td::new(context)?;
-        td.context.carry_out(Command::AllocTd);
+        td.context.take_doorbell();
         let handle = td.as_abi();
         // Given back by `dealloc_td`.
         let _ = Arc::into_raw(td);
@@ -425,6 +425,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut AbiTd) -> c_int {
         if td.users.load(SeqCst) != 0 && !td.context.fabric.is_gone() {
             return Err(libc::EBUSY);
         }
+        td.context.give_doorbell_back();
         // SAFETY: takes back what `alloc_td` leaked.
         drop(unsafe { Arc::from_raw(handle.cast::<Td>()) });
         Ok(())

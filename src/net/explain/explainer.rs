@@ -14,7 +14,7 @@ use crate::net::control::observers::InquiryEvents;
 use crate::net::operations::seen::Seen;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry, STOPPED};
-use crate::proto::explain::look::Sight;
+use crate::proto::explain::look::{Found, Sight};
 use crate::proto::explain::report_times::{Due, ReportTimes};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
@@ -61,6 +61,8 @@ pub(super) struct State {
     /// The report times for connection set-up.
     pub(super) set_up_times: ReportTimes,
     looked: Option<Time>,
+    /// The ends that were idle then, and how many messages had begun there.
+    idle: Vec<(EndId, u64)>,
     /// Nothing is known of earlier times: this process was stopped.
     floor: Time,
     /// Since when the cause of a long wait is being looked for.
@@ -100,6 +102,7 @@ impl Explainer {
             report_times: ReportTimes::new(limit, !config.is_hang_set),
             set_up_times: ReportTimes::new(limit, !config.is_hang_set),
             looked: None,
+            idle: Vec::new(),
             floor: Time::ZERO,
             asking: None,
             ended: None,
@@ -183,23 +186,38 @@ impl Explainer {
     ) -> (MutexGuard<'_, State>, Time) {
         let is_recent =
             |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
         let now = self.start.elapsed();
         if is_recent(&state, now) {
             return (state, now);
         }
+        // Those that are still idle cost a look at their records only.
+        let known = std::mem::take(&mut state.idle);
         drop(state);
-        let seen = Seen::now();
-        let sights: Vec<Sight> =
-            ends.iter().map(|(number, end)| sight(*number, end.as_ref(), &seen)).collect();
+        let (seen, mut idle, mut others) = (Seen::now(), Vec::with_capacity(known.len()), vec![]);
+        let sights = ends.iter().map(|numbered @ (number, end)| {
+            let begun = end.labels().idle_after().filter(|_| end.peer().state().is_open());
+            let found = begun.and_then(|begun| known.binary_search(&(*number, begun)).ok());
+            if let Some(place) = found {
+                idle.push(known[place]);
+                return Sight::unchanged(*number);
+            }
+            others.push(numbered);
+            let sight = sight(*number, end.as_ref(), &seen);
+            let is_idle = matches!(&sight.found, Found::Look(look) if look.is_idle());
+            idle.extend(begun.filter(|_| is_idle).map(|begun| (*number, begun)));
+            sight
+        });
+        let sights: Vec<Sight> = sights.collect();
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
         state.inquiry.handle_looks(now, sights, seen.progress());
         let looked = state.looked.replace(now);
+        state.idle = idle;
         if looked.is_some_and(|looked| now > looked + STOPPED) {
             state.handle_stop(now);
         }
-        for (number, end) in ends {
+        for (number, end) in others {
             let operation = state.inquiry.operation(*number);
             end.labels().set_operation(
                 operation.map_or(0, |one| one.call.to_bits()),
@@ -253,6 +271,7 @@ impl State {
     /// This process was stopped until `now`: what was known of waits is outdated.
     fn handle_stop(&mut self, now: Time) {
         (self.floor, self.asking, self.is_set_up_due) = (now, None, false);
+        self.idle.clear();
         self.report_times.forget();
         self.set_up_times.forget();
     }

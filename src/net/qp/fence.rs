@@ -11,7 +11,13 @@
 //! before it reports the arrival. The receiver's fence comes after the sender's
 //! ([`crate::proto::recovery`]). So messages that arrive later count as missing and are resent, and
 //! the sender has not reported them as sent.
+//!
+//! The completion queues are kept for the new queue pairs. A queue writes to no memory but its own,
+//! and a destroyed queue pair adds nothing to it. What the driver has kept of that one is taken out
+//! first. A queue is not kept if anything is in doubt: its device refused a command or is lost, a
+//! receive is missing, or the queue has failed.
 
+use super::init_rail::SpareQueue;
 use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -40,6 +46,8 @@ pub struct Drained {
     pub arrivals: Vec<(QpIndex, u32)>,
     /// The error of a work request that would fail on new queue pairs too.
     pub failure: Option<Error>,
+    /// The completion queues that other queue pairs may use.
+    pub queues: Vec<SpareQueue>,
 }
 
 impl QpSet {
@@ -51,13 +59,21 @@ impl QpSet {
     /// lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A sender has no receives and
     /// does not wait: the receiver's fence blocks what its device still sends.
     pub fn fence(mut self, peer: &PeerState) -> Drained {
-        let drained = self.drain(peer);
-        self.destroy();
+        let (mut drained, doubtful) = self.drain(peer);
+        self.give_up_queues();
+        self.qps.clear();
+        let sound = (0..).zip(self.rails).filter(|(place, _)| doubtful & 1_u32 << place == 0);
+        drained.queues = sound.filter_map(|(_, on)| on.into_spare()).collect();
         drained
     }
 
     /// Destroys all queue pairs. Later completions do not matter.
     pub fn destroy(self) {
+        self.give_up_queues();
+    }
+
+    /// From now on a failure of a completion queue concerns no connection.
+    fn give_up_queues(&self) {
         let watched = self
             .rails
             .iter()
@@ -65,8 +81,10 @@ impl QpSet {
         watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
     }
 
-    /// [`Self::fence`] without destroying the queue pairs.
-    fn drain(&mut self, peer: &PeerState) -> Drained {
+    /// [`Self::fence`] without destroying the queue pairs. Also returns a mask of the places of rails
+    /// whose queues are in doubt.
+    fn drain(&mut self, peer: &PeerState) -> (Drained, u32) {
+        let mut doubtful = 0;
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();
         let (mut drained, begun) = (Drained::default(), clock::now());
         self.empty(peer, &mut drained, begun);
@@ -86,11 +104,13 @@ impl QpSet {
                     Err(e) => {
                         log::debug!("{e}");
                         self.give_up(place);
+                        doubtful |= 1 << place;
                     }
                 }
             }
             if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
-                return drained;
+                let of_refused = refused.iter().map(|index| 1 << self.place_of(*index));
+                return (drained, of_refused.fold(doubtful, |all, one| all | one));
             }
             let now = clock::now();
             for place in 0..self.rails.len() {
@@ -98,6 +118,7 @@ impl QpSet {
                 if now <= self.drain_limit(place, begun, is_refused) {
                     continue;
                 }
+                doubtful |= 1 << place;
                 let (missing, port) = (self.give_up(place), &self.rails[place].port.name);
                 match is_refused {
                     _ if missing == 0 => {}

@@ -42,6 +42,10 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: CompletionQueue,
+    /// How many completions the queue has room for.
+    entries: u32,
+    /// The thread domain of the queue pairs, if any.
+    thread: Option<Arc<ThreadDomain>>,
     /// The share of the card's budget for its queue pairs except the first, where lanes are
     /// automatic.
     lanes: Option<LaneLease>,
@@ -51,34 +55,67 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) sink: Arc<Sink>,
 }
 
+/// A completion queue whose queue pairs are destroyed, and their thread domain. Others of the same
+/// connection and device may use both, which saves the commands for new ones.
+#[derive(Debug)]
+pub struct SpareQueue {
+    // Declared in this order: what is on a device is released before it is closed.
+    queue: CompletionQueue,
+    entries: u32,
+    thread: Option<Arc<ThreadDomain>>,
+    device: Arc<OpenDevice>,
+}
+
+impl SpareQueue {
+    /// Whether its device is lost.
+    pub fn is_lost(&self) -> bool {
+        self.device.is_lost()
+    }
+
+    /// Whether it serves queue pairs on `device` with so many completions.
+    fn fits(&self, device: &Arc<OpenDevice>, entries: u32) -> bool {
+        Arc::ptr_eq(&self.device, device) && self.entries >= entries && !self.queue.has_failed()
+    }
+}
+
+impl QpSetRail {
+    /// The completion queue, for other queue pairs: these are destroyed. `None`: it can serve no
+    /// others.
+    pub(super) fn into_spare(self) -> Option<SpareQueue> {
+        let Self { device, mut queue, entries, thread, .. } = self;
+        let can_serve = queue.clear() && !device.is_lost();
+        can_serve.then_some(SpareQueue { queue, entries, thread, device })
+    }
+}
+
 impl InitRailQps {
     /// Creates up to `count` queue pairs on the port of a rail; fewer lanes if the device has no
     /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
     /// which are left for other recovering connections; otherwise it creates the old number. Where
-    /// lanes are automatic, they must fit the card's budget, or there is only one.
+    /// lanes are automatic, they must fit the card's budget, or there is only one. They use a queue of
+    /// `spares`, if one fits.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,
         (count, more_than): (usize, Option<usize>),
         caps: QpCaps,
+        spares: &mut Vec<SpareQueue>,
     ) -> Result<Self> {
         let lanes = lease(port, count);
         let count =
             if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
         let address = port.address_towards(towards)?;
-        let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
+        let mut entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let sink = device.sink()?;
-        let thread =
-            port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
-        let mut thread = thread.unwrap_or_else(|error| {
-            log_no_thread_domain(port, &error);
-            None
-        });
-        let mut queue = match &thread {
-            Some(thread) => CompletionQueue::in_thread(thread, entries),
-            None => CompletionQueue::new(&device.context, entries),
-        }?;
+        let spare = spares.iter().position(|spare| spare.fits(&device, entries));
+        let (mut thread, mut queue) = match spare.map(|place| spares.swap_remove(place)) {
+            Some(spare) => {
+                entries = spare.entries;
+                (spare.thread, spare.queue)
+            }
+            None => create_queue(port, &device, entries)?,
+        };
         let tried = if more_than.is_some() { 2 * count } else { count };
         let mut qps = Vec::with_capacity(tried);
         while qps.len() < tried {
@@ -103,7 +140,18 @@ impl InitRailQps {
             }
         }
         let (port, mtu) = (Arc::clone(port), address.port.mtu);
-        let on = QpSetRail { number: *number, port, device, address, queue, lanes, mtu, sink };
+        let on = QpSetRail {
+            number: *number,
+            port,
+            device,
+            address,
+            queue,
+            entries,
+            thread,
+            lanes,
+            mtu,
+            sink,
+        };
         let mut this = Self { on, qps };
         this.truncate(count);
         Ok(this)
@@ -146,6 +194,25 @@ fn lease(port: &Rail, count: usize) -> Option<LaneLease> {
 /// Whether a device may have no more queue pairs, or no more memory for them.
 fn is_exhausted(error: &Error) -> bool {
     matches!(error.errno, Some(libc::ENOMEM | libc::ENOSPC | libc::EAGAIN))
+}
+
+/// A completion queue on `port`, whose device is open as `device`, and the thread domain for it and
+/// its queue pairs, if any.
+fn create_queue(
+    port: &Rail,
+    device: &OpenDevice,
+    entries: u32,
+) -> Result<(Option<Arc<ThreadDomain>>, CompletionQueue)> {
+    let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
+    let thread = thread.unwrap_or_else(|error| {
+        log_no_thread_domain(port, &error);
+        None
+    });
+    let queue = match &thread {
+        Some(thread) => CompletionQueue::in_thread(thread, entries),
+        None => CompletionQueue::new(&device.context, entries),
+    }?;
+    Ok((thread, queue))
 }
 
 /// Logs that a connection on `port` has no thread domain. Most drivers have none.

@@ -245,6 +245,7 @@ impl ConnRecovery {
                 if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
             work.rails.look(end.memory(), listener, (work.machine.usable_by_peer(), in_use));
         }
+        work.new_qps.leave_lost_devices();
         let (now, usable) = (self.now(), work.rails.usable());
         let failed = self.in_use.lost(work.machine.rails());
         let lost = (work.machine.rails() - usable) | failed;
@@ -291,6 +292,7 @@ impl ConnRecovery {
                     return Err(error);
                 }
                 end.handle_drained(&drained)?;
+                work.new_qps.keep_queues(drained.queues);
                 work.machine.handle_fenced(self.now());
                 self.look_at_ports(work, end);
             }

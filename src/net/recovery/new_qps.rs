@@ -8,7 +8,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::ConnectingQpSet;
-use crate::net::qp::init_rail::RailPort;
+use crate::net::qp::init_rail::{RailPort, SpareQueue};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::reach::{ReachTest, Silent};
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -59,6 +59,8 @@ pub struct NewQps {
     /// What the latest test that found a limit of packet sizes has found, since the connection last
     /// ran or its ports changed.
     cut: Option<String>,
+    /// The completion queues of the old queue pairs, for the new ones.
+    spares: Vec<SpareQueue>,
     stage: Stage,
 }
 
@@ -123,8 +125,19 @@ impl NewQps {
             times: PathTimes::new(qps.round_trip),
             mtus: PathMtus::default(),
             cut: None,
+            spares: Vec::new(),
             stage: Stage::None,
         }
+    }
+
+    /// Keeps these completion queues for the next attempt.
+    pub fn keep_queues(&mut self, spares: Vec<SpareQueue>) {
+        self.spares = spares;
+    }
+
+    /// Destroys the queues that are kept on lost devices, which they would keep open.
+    pub fn leave_lost_devices(&mut self) {
+        self.spares.retain(|spare| !spare.is_lost());
     }
 
     /// In the next attempt, a sender tries to create this many queue pairs on each rail, or as many
@@ -158,7 +171,7 @@ impl NewQps {
         self.discard();
         self.tried = self.requested.take();
         let count = self.count(self.tried.unwrap_or(self.per_rail));
-        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps())?;
+        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), &mut self.spares)?;
         end.describe(&mut qps)?;
         // Assumes that the peer's ports are those of the latest attempt.
         qps.limit_mtus(&self.mtus, |rail| {
@@ -201,6 +214,7 @@ impl NewQps {
                     ports,
                     self.count(self.per_rail.min(offered)),
                     end.caps(),
+                    &mut self.spares,
                 )?
             }
         };
@@ -428,6 +442,7 @@ impl NewQps {
         self.per_rail = self.tried.take().unwrap_or(self.per_rail);
         self.times.forget_failures();
         self.cut = None;
+        self.spares.clear();
         Ok(taken)
     }
 

@@ -372,7 +372,13 @@ impl Connector {
             towards: self.handle.known_gids(number.into()),
         };
         let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
-        let mut qps = InitQpSet::new(nic, &ports, (nic.plan.first.into(), None), SENDER_QP_CAPS)?;
+        let mut qps = InitQpSet::new(
+            nic,
+            &ports,
+            (nic.plan.first.into(), None),
+            SENDER_QP_CAPS,
+            &mut Vec::new(),
+        )?;
         let cut_off = rails::cut_off(&qps.endpoint, &self.handle.known_gids(0))
             .filter(|_| ports.len() > 1 && nic.config.failover);
         if let Some(RailPort { number, port, .. }) = cut_off.and_then(|place| ports.get(place)) {

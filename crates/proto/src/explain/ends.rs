@@ -39,6 +39,11 @@ impl Ends {
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.by_id.clear();
         }
+        let has_changed = looks.len() != self.by_id.len()
+            || looks.iter().any(|sight| sight.found != Found::Unchanged);
+        if !has_changed {
+            return false;
+        }
         let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
         let has_lost_wait =
             self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
@@ -54,7 +59,7 @@ impl Ends {
                 (None, Found::Look(look)) => {
                     drop(self.by_id.insert(id, Watched::new(now, look, peer, operation)))
                 }
-                (None, Found::InCall) | (_, Found::Visited) => {}
+                (None, Found::InCall) | (_, Found::Visited | Found::Unchanged) => {}
             }
         }
         if !self.are_waiting() {

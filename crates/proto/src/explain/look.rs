@@ -51,6 +51,8 @@ pub enum Found {
     InCall,
     /// Another thread of Ferrite is inside, so the state is inaccessible.
     Visited,
+    /// It is known to be as before: idle, and nothing has begun since.
+    Unchanged,
 }
 
 /// An end that was checked.
@@ -66,6 +68,23 @@ pub struct Sight {
     pub operation: Option<Operation>,
     /// How far a recovery of the connection is, for people; empty: there is none.
     pub recovery: String,
+}
+
+impl Look {
+    /// Whether it waits for nothing, and nothing is wrong.
+    pub fn is_idle(&self) -> bool {
+        !(self.numbers.is_waiting() || self.has_requests || self.recovers)
+            && self.contact == Contact::Up
+    }
+}
+
+impl Sight {
+    /// An end that is as before.
+    pub fn unchanged(id: u64) -> Self {
+        let peer = Identity { host: String::new(), pid: 0, rank: None, label: None };
+        let recovery = String::new();
+        Self { id, found: Found::Unchanged, peer, operation: None, recovery }
+    }
 }
 
 #[cfg(test)]
