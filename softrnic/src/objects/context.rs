@@ -157,9 +157,12 @@ impl Context {
         self.doorbells.fetch_add(1, SeqCst);
     }
 
-    /// The device's card has carried out a command, which took its time.
+    /// The device's card has carried out a command, which took its time. Of a card that has failed,
+    /// only the kernel releases objects, which takes none.
     pub(crate) fn carry_out(&self, command: Command) {
-        self.fabric.carry_out(self.device.index, command);
+        if !self.is_dead() {
+            self.fabric.carry_out(self.device.index, command);
+        }
     }
 
     /// Whether the device has failed since it was opened: this context stays dead, also if another

@@ -157,6 +157,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn ends_that_are_as_before_keep_their_state_and_are_not_visited() {
+        let (mut ends, first) = (Ends::default(), Time::from_secs(1));
+        let idle =
+            |id| sight(id, Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false });
+        ends.handle_looks(first, vec![idle(1), idle(2)]);
+        ends.take_reads();
+        let again = first + Duration::from_secs(1);
+        ends.handle_looks(again, vec![Sight::unchanged(1), Sight::unchanged(2)]);
+        assert_eq!((ends.take_reads(), ends.get(2).map(|end| end.since)), (0, Some(first)));
+        ends.handle_looks(again, vec![Sight::unchanged(2)]);
+        assert!(ends.get(1).is_none() && ends.get(2).is_some(), "one has been closed");
+        ends.handle_looks(again + STOPPED * 2, vec![Sight::unchanged(2)]);
+        assert!(ends.get(2).is_none(), "what was known before a stop is outdated");
+    }
+
     /// A process that was stopped does not know how long its ends have waited.
     #[test]
     fn ends_of_a_process_that_was_stopped_are_new() {

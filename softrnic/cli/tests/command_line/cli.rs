@@ -181,6 +181,26 @@ fn commands_of_two_processes_to_one_card_are_carried_out_one_after_the_other() {
 }
 
 #[test]
+fn two_thread_domains_take_one_command_and_one_that_is_gone_leaves_its_place() {
+    Softrnic::new().alone(|| {
+        let node = Node::new(0, 64);
+        let allocate = || domains::thread_domain(node.context, 0).expect("a thread domain");
+        let commands = || {
+            let seen: serde_json::Value =
+                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            seen["processes"][0]["commands"]["alloc_td"].as_u64()
+        };
+        let [first, ..] = [(); 3].map(|()| allocate());
+        assert_eq!(commands(), Some(2));
+        assert_eq!(domains::free_thread_domain(node.context, first), 0);
+        let _ = [allocate(), allocate()];
+        assert_eq!(commands(), Some(2));
+        let _ = allocate();
+        assert_eq!(commands(), Some(3));
+    });
+}
+
+#[test]
 fn stat_counts_no_locks_where_one_thread_is_promised() {
     Softrnic::new().alone(|| {
         let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
