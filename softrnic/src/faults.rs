@@ -8,16 +8,14 @@ use std::io::Write;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::control::network::{Network, TakenGid};
-use crate::control::report::{DeviceName, PortName};
+use crate::control::{DeviceName, Network, PortName, TakenGid};
 use crate::engine::requester::{Fault, FaultHook};
 use crate::host::now_ns;
 use crate::network::header::mix;
 use crate::network::topology::PortId;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
-use crate::process::fabric::Fabric;
-use crate::process::tables::Task;
+use crate::process::fabric::{Fabric, Task};
 use crate::remote::responder;
 use crate::remote::responder::ResponderFault;
 use crate::rules::{Action, ActionKind, Connection, GidReturn, KnownRules, action_of, applied};

@@ -19,8 +19,7 @@ use crate::network::topology::PortId;
 use crate::objects::context::Context;
 use crate::objects::qp::Qp;
 use crate::objects::send_queue::{Link, SendQueue};
-use crate::process::fabric::Fabric;
-use crate::process::tables::Task;
+use crate::process::fabric::{Fabric, Task};
 use crate::remote::responder;
 use crate::remote::responder::{
     Admission, Forbidden, RemoteQpGuard, Request, ResponderFault, TxOutcome, brings_data, resolve,

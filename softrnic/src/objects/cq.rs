@@ -10,13 +10,12 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::abi::types;
 use crate::abi::types::{Calls, CqEx, Wc, event};
 use crate::host::{FdQueue, InUse, lock};
 use crate::objects::context::{Context, Pd};
-use crate::objects::qp::Acks;
 use crate::shm::file::Table;
 use crate::shm::slots::{CqSlot, armed};
 
@@ -375,5 +374,34 @@ impl Channel {
 
     pub(crate) fn as_abi(&self) -> *mut types::CompChannel {
         (&raw const self.abi).cast_mut()
+    }
+}
+
+/// The acknowledged events of one object. Its fields that the application sees count the events that are
+/// acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    counting: Mutex<()>,
+    counted: Condvar,
+}
+
+impl Acks {
+    /// `count` more events are acknowledged.
+    pub(crate) fn add(&self, acknowledged: &AtomicU32, count: u32) {
+        let _guard = lock(&self.counting);
+        acknowledged.fetch_add(count, SeqCst);
+        self.counted.notify_all();
+    }
+
+    /// Waits until all are: of each kind the events that were given, and those that are
+    /// acknowledged.
+    pub(crate) fn wait(&self, kinds: &[(&AtomicU32, &AtomicU32)]) {
+        let mut guard = lock(&self.counting);
+        while kinds
+            .iter()
+            .any(|(given, acknowledged)| given.load(SeqCst) != acknowledged.load(SeqCst))
+        {
+            guard = self.counted.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }

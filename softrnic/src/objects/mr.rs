@@ -8,9 +8,8 @@ use crate::abi::types::access;
 use crate::copy::gpu;
 use crate::host::last_errno;
 use crate::objects::context::Pd;
-use crate::process::fabric::Fabric;
-use crate::process::tables;
-use crate::process::tables::RegKind;
+use crate::process::fabric;
+use crate::process::fabric::{Fabric, RegKind};
 use crate::shm::file::{PAGE, Table};
 use crate::shm::slots::MrSlot;
 
@@ -112,7 +111,7 @@ impl Mr {
             (_, None) => RegKind::GpuByAddress,
             (_, Some(_)) => RegKind::GpuByDmabuf,
         };
-        tables::registered(length, kind);
+        fabric::registered(length, kind);
         let abi = types::Mr {
             context: pd.context.as_abi(),
             pd: pd.as_abi(),
@@ -178,9 +177,9 @@ impl Mr {
             slot.iova.store(range.iova, Relaxed);
             slot.length.store(range.length as u64, Relaxed);
             slot.gpu.store(gpu, Relaxed);
-            tables::deregistered(self.abi.length, self.kind);
+            fabric::deregistered(self.abi.length, self.kind);
             self.kind = if gpu == 0 { RegKind::Host } else { RegKind::GpuByAddress };
-            tables::registered(range.length, self.kind);
+            fabric::registered(range.length, self.kind);
             (self.abi.addr, self.abi.length) = (range.addr as *mut _, range.length);
         }
         if let Some(pd) = change.pd {
@@ -211,7 +210,7 @@ impl Mr {
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
-        tables::deregistered(self.abi.length, self.kind);
+        fabric::deregistered(self.abi.length, self.kind);
     }
 }
 

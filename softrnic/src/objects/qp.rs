@@ -6,7 +6,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::qp_ex::{Calls, QpExTail};
 use crate::abi::types;
@@ -19,7 +19,7 @@ use crate::host::{InUse, lock};
 use crate::limits::{MAX_INLINE, MAX_SGE, QPS};
 use crate::network::topology::{MTU_4096, PortId};
 use crate::objects::context::{Event, Pd};
-use crate::objects::cq::{CompletionSource, Cq};
+use crate::objects::cq::{Acks, CompletionSource, Cq};
 use crate::objects::send_queue::{Making, SendQueue, SendRing, Taken, entries};
 use crate::objects::srq::Srq;
 use crate::process::fabric::Fabric;
@@ -808,33 +808,4 @@ pub(crate) fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
     known.rq_psn &= 0xff_ffff;
     known.sq_psn &= 0xff_ffff;
     known.min_rnr_timer &= 31;
-}
-
-/// Those of one object. Its fields that the application sees count the events that are
-/// acknowledged.
-#[derive(Debug, Default)]
-pub(crate) struct Acks {
-    counting: Mutex<()>,
-    counted: Condvar,
-}
-
-impl Acks {
-    /// `count` more events are acknowledged.
-    pub(crate) fn add(&self, acknowledged: &AtomicU32, count: u32) {
-        let _guard = lock(&self.counting);
-        acknowledged.fetch_add(count, SeqCst);
-        self.counted.notify_all();
-    }
-
-    /// Waits until all are: of each kind the events that were given, and those that are
-    /// acknowledged.
-    pub(crate) fn wait(&self, kinds: &[(&AtomicU32, &AtomicU32)]) {
-        let mut guard = lock(&self.counting);
-        while kinds
-            .iter()
-            .any(|(given, acknowledged)| given.load(SeqCst) != acknowledged.load(SeqCst))
-        {
-            guard = self.counted.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }

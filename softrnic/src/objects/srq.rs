@@ -11,7 +11,7 @@ use crate::drivers::table::Verb;
 use crate::host::{InUse, lock};
 use crate::limits::SRQS;
 use crate::objects::context::{Event, Pd};
-use crate::objects::qp::Acks;
+use crate::objects::cq::Acks;
 use crate::shm::file::Table;
 use crate::shm::recv_ring::{LIMIT_REACHED, SrqRing, SrqSlot};
 

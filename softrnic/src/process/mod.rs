@@ -3,4 +3,3 @@
 
 pub(crate) mod fabric;
 pub(crate) mod settings;
-pub(crate) mod tables;

@@ -12,7 +12,7 @@ use crate::abi::types::{
     WC_GRH, Wc, event,
 };
 use crate::abi::{names, types};
-use crate::control::network::Network;
+use crate::control::Network;
 use crate::copy::gpu;
 use crate::drivers::table;
 use crate::drivers::table::Verb;
@@ -28,9 +28,9 @@ use crate::objects::context::{Ah, Context, Device, Ops, Pd};
 use crate::objects::cq::{Channel, Cq};
 use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
+use crate::process::fabric;
 use crate::process::fabric::Fabric;
 use crate::process::settings::Settings;
-use crate::process::tables;
 use crate::shm::file::Failure;
 use crate::shm::slots::{GIDS, PortSlot};
 use crate::verbs::{code, context, minus_one, object, pointer, shared};
@@ -487,7 +487,7 @@ fn attach() -> Result<&'static Engine, Failure> {
 extern "C" fn at_exit() {
     if let Some(engine) = current() {
         if engine.fabric.settings.stat {
-            tables::print();
+            fabric::print();
         }
         engine.fabric.leave();
     }
