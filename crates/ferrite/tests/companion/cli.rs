@@ -338,17 +338,6 @@ fn a_side_that_is_too_slow_is_named() {
 }
 
 #[test]
-fn a_library_without_the_symbol_is_named() {
-    let path = shared_object("loopback", &["-DONLY_V6"]);
-    let mut arguments = vec!["bench", "--plugin", path.to_str().expect("it is text")];
-    arguments.extend(FAST);
-    invalid(
-        ferrite(&arguments, &[]),
-        &["has no symbol ncclNetPlugin_v8: it exports ncclNetPlugin_v5"],
-    );
-}
-
-#[test]
 fn a_plugin_that_is_replaced_during_the_run_is_refused() {
     let folder = Scratch::new();
     let plugin = folder.join("libplugin.so");

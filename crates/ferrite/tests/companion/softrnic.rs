@@ -410,22 +410,6 @@ fn failing(
 }
 
 #[test]
-fn a_dead_process_is_named_with_its_last_lines() {
-    let (rank, what, log) =
-        failing("softrnic::a_dead_process_is_named_with_its_last_lines", |worker| {
-            worker.begin("dying")?;
-            if worker.rank() == 1 {
-                eprintln!("goodbye");
-                std::process::abort();
-            }
-            worker.barrier()
-        });
-    assert_eq!(rank, 1);
-    assert_eq!(what, "the process died while dying (signal 6 SIGABRT)");
-    assert!(log.iter().any(|line| line == "goodbye"), "{log:?}");
-}
-
-#[test]
 fn a_hung_process_is_given_up() {
     let mut setting = setting();
     setting.silence = Duration::from_secs(5);
@@ -461,20 +445,6 @@ fn a_failed_assertion_is_reported() {
         Ok(())
     });
     assert_eq!(what, "wrong data: no such rank");
-}
-
-#[test]
-fn a_failing_init_shows_the_transports_own_words() {
-    let mut setting = setting().env("LOOPBACK_FAULT", "init");
-    setting.pin = false;
-    let outcome = pair::run(&test_name(), &setting, |_| {
-        Transport::open(&Source::plugin(loopback())).map(|_| ())
-    });
-    let Err(Error::Worker { what, log, .. }) = outcome else {
-        panic!("expected a failed worker, got {outcome:?}");
-    };
-    assert!(what.starts_with("Loopback: init returned 2 (ncclSystemError"), "{what}");
-    assert!(log.iter().any(|line| line.contains("told to fail")), "{log:?}");
 }
 
 #[test]
