@@ -950,7 +950,7 @@ mod tests {
         }
     }
 
-    const PAGE: &str = include_str!("../../docs/faults.md");
+    const PAGE: &str = include_str!("../docs/faults.md");
 
     #[test]
     fn every_example_is_read() {
