@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All tests: formatting, lints, then the tests of the workspace, but those that only scripts/nightly.sh runs, and of the Python programs.
-# The last line is the sum.
+# All tests: formatting, lints, then the tests of the workspace, but those that only
+# scripts/nightly.sh runs, and of the Python programs. The last line is the sum.
 #
 #   scripts/test.sh            everything that is tested for every change
-#   scripts/test.sh --quick    for a developer, in a minute on a built tree: without lints, the virtual machine, other NCCL releases and
-#                              the tests that take longest
+#   scripts/test.sh --quick    for a developer, in a minute on a built tree: without lints, the
+#                              virtual machine, other NCCL releases and the tests that take longest
 #   scripts/test.sh --tests    only the tests, of what scripts/build.sh has built
 #
 # scripts/nightly.sh is deeper; scripts/repeat.sh runs the tests again and again.
@@ -51,11 +51,13 @@ finish() {
     return "$code"
 }
 
-# A newer compiler has newer lints and another idea of layout: what it says is shown, but only this one's word is law.
+# A newer compiler has newer lints and another idea of layout: what it says is shown, but only this
+# one's word is law.
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
-# What the tests run: in a folder of its own, since its programs are built without optimisation; an optimised build of them takes longest.
+# What the tests run: in a folder of its own, since its programs are built without optimisation; an
+# optimised build of them takes longest.
 dist=$CARGO_TARGET_DIR/dist
 [ "$mode" != --tests ] || dist=$ROOT/dist
 
@@ -77,7 +79,8 @@ if [ "$mode" = all ]; then
     background "virtual machine with soft-RoCE" tests/rxe/setup.sh
 fi
 
-# The compiler of clippy gives its lints and compiles as well: all sources are read once, and dependencies are built once.
+# The compiler of clippy gives its lints and compiles as well: all sources are read once, and
+# dependencies are built once.
 lints=()
 if [ "$mode" = all ]; then
     step format
@@ -85,14 +88,15 @@ if [ "$mode" = all ]; then
     lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver RUSTFLAGS="${RUSTFLAGS:-} $deny")
 fi
 
-# python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace; but not those
-# of the packages, which take longest.
+# python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other
+# beside those of the workspace; but not those of the packages, which take longest.
 python_tests() {
     local python
     python=$(python_tools)/bin/python
     [ -e "$(python_tools)/complete" ] || python=python3
     cd scripts || return
-    exec timeout 1200 "$python" -m tests --jobs 1 --but tests.test_package --junit "$python_sums" "$@"
+    exec timeout 1200 "$python" -m tests --jobs 1 --but tests.test_package \
+        --junit "$python_sums" "$@"
 }
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"
@@ -102,7 +106,8 @@ crates=(--workspace --exclude models)
 step "build of the tests${lints[0]:+, with lints}"
 if [ "$mode" != --tests ]; then
     # For these two, cargo builds the programs. One of them fetches stock NCCL beside the rest.
-    "${lints[@]}" cargo nextest run "${crates[@]}" --locked --test companion --test command_line --no-run
+    "${lints[@]}" cargo nextest run "${crates[@]}" --locked \
+        --test companion --test command_line --no-run
     scripts/build.sh --programs "$dist"
     if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
     background "stock NCCL" fetch_nccl "${releases[@]}"
@@ -139,7 +144,7 @@ status=0
 # Many tests wait for a time limit or for other processes: more of them than processors keep these
 # busy.
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" \
-    --test-threads $((3 * $(nproc) + 1)) || status=$?
+    --test-threads $((2 * $(nproc) + 1)) || status=$?
 finish "tests of the Python programs" || status=$?
 [ "$mode" != all ] || finish "contract of the plugin with features" || status=$?
 
