@@ -147,7 +147,7 @@ features() {
 }
 
 long_tests() {
-    for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; do
+    for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.29.7 2.30.7 2.31.2 2.32.3; do
         ferrite wheel "$release"
     done
     tests default --ignore-default-filter -E 'not (default() + binary(rxe))'

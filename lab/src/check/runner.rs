@@ -58,6 +58,8 @@ pub(crate) struct CheckRequest {
     pub(crate) device_config: DeviceConfig,
     /// With the points that take minutes.
     pub(crate) long: bool,
+    /// The points are those of one-sided operations.
+    pub(crate) one_sided: bool,
 }
 
 impl CheckRequest {
@@ -155,6 +157,7 @@ impl CheckRequest {
     fn step(&self, point: &Point, index: usize, step: &Step) -> Result<StepResult> {
         let order = StepJob {
             number: point.number,
+            one_sided: self.one_sided,
             step: index,
             source: self.source.clone(),
             built_in: self.built_in.clone(),
@@ -285,7 +288,8 @@ pub(crate) fn main() -> i32 {
 }
 
 fn run_step(worker: &mut WorkerCtx, job: &StepJob) -> Result<StepResult> {
-    let point = points::all().into_iter().find(|point| point.number == job.number);
+    let points = if job.one_sided { points::one_sided() } else { points::all() };
+    let point = points.into_iter().find(|point| point.number == job.number);
     let Some(Point { name, trial: Trial::Steps(steps), .. }) = point else {
         return Err(Error::Misuse("a point that is not tried"));
     };

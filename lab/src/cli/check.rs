@@ -33,6 +33,10 @@ pub(super) struct Check {
     /// Undefined memory holds arbitrary bytes, and data is read as late as a device may
     #[arg(long)]
     strict: bool,
+    /// Instead the one-sided operations (`ncclPutSignal`) of NCCL's built-in transport, 2.29.7 or
+    /// later, which no plugin gets: what they do, and what they cost; needs --stock
+    #[arg(long)]
+    one_sided: bool,
     /// Only these, by number or name
     #[arg(long, value_name = "NAME|NUMBER", value_delimiter = ',')]
     only: Vec<String>,
@@ -66,7 +70,9 @@ enum LinkName {
 
 impl Check {
     pub(super) fn run(self) -> Result<Exit> {
-        let points = points::selected(&self.only)?;
+        let all = if self.one_sided { points::one_sided() } else { points::all() };
+        let count = all.len();
+        let points = points::selected(all, &self.only)?;
         if self.list {
             let lines =
                 points.iter().map(|p| format!("{:>2}  {:<26}  {}\n", p.number, p.name, p.claim));
@@ -102,11 +108,7 @@ impl Check {
         if failed == 0 {
             return Ok(Exit::Good);
         }
-        let all = if only {
-            "the checks that were named"
-        } else {
-            &format!("{} checks", points::all().len())
-        };
+        let all = if only { "the checks that were named" } else { &format!("{count} checks") };
         output::write_stderr(format_args!("ferrite: {failed} of {all} failed"));
         Ok(Exit::Worse)
     }
@@ -130,9 +132,14 @@ impl Check {
             let words = "--rails 2 is about version 8, whose transports merge ports by themselves; later ones: merged-devices";
             return Err(Error::Usage(words.into()));
         }
+        if self.one_sided && !has_one_sided(&source)? {
+            let words = "--one-sided needs --stock 2.29.7 or later: what is built into NCCL has such operations, no plugin";
+            return Err(Error::Usage(words.into()));
+        }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
         let built_in = release::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
-        Ok(CheckRequest { program, source, built_in, softrnic, device_config, long: self.long })
+        let (long, one_sided) = (self.long, self.one_sided);
+        Ok(CheckRequest { program, source, built_in, softrnic, device_config, long, one_sided })
     }
 }
 
@@ -143,6 +150,14 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
     let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
     let control = control_of(&folder)?;
     Ok(SoftrnicPaths { folder, control })
+}
+
+/// Whether it has a table of one-sided operations that is known here.
+fn has_one_sided(source: &Source) -> Result<bool> {
+    match source {
+        Source::Stock { nccl } => release::verify(nccl).map(|found| found.one_sided().is_some()),
+        _ => Ok(false),
+    }
 }
 
 /// The version of the interface that the transport is called by.
@@ -174,6 +189,9 @@ fn title(request: &CheckRequest) -> String {
             abi.map_or_else(|| name.clone(), |abi| format!("{name} (interface v{abi})"))
         }
         Source::Stock { nccl } => match release::verify(nccl) {
+            Ok(release) if request.one_sided => {
+                format!("one-sided operations of NCCL {release}")
+            }
             Ok(release) => format!("the IB transport of NCCL {release}"),
             Err(_) => "a built-in IB transport".into(),
         },

@@ -49,8 +49,8 @@ pub enum Command {
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
     Wheel {
-        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched
-        /// with pip [default: as --nccl of `compare`]
+        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.29.7, 2.30.7, 2.31.2 or 2.32.3: from the
+        /// cache, else fetched with pip [default: as --nccl of `compare`]
         #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
         version: Option<NcclRelease>,
         /// A libnccl.so.2 of one of these

@@ -28,9 +28,9 @@ struct TransportArgs {
     /// A plugin's shared object [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3
-    /// out of the cache (fetched if need be), or of a libnccl.so.2 [default: as --nccl of
-    /// `compare`]
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.29.7, 2.30.7,
+    /// 2.31.2 or 2.32.3 out of the cache (fetched if need be), or of a libnccl.so.2 [default: as
+    /// --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
     /// What the loader of NCCL 2.21.5 (or of the libnccl.so.2 that FERRITE_NCCL names) makes of
@@ -192,7 +192,9 @@ mod tests {
         assert_eq!(parse_stock("./2.21.5"), Ok(Stock::File("./2.21.5".into())));
         assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
         assert!(parse_stock("2.99.1").is_err_and(|words| {
-            words.contains("known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3")
+            words.contains(
+                "known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.29.7, 2.30.7, 2.31.2, 2.32.3",
+            )
         }));
     }
 

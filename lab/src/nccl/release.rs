@@ -24,13 +24,15 @@ pub struct NcclRelease {
 }
 
 /// All of them, oldest first.
-pub const RELEASES: [NcclRelease; 7] = [
+pub const RELEASES: [NcclRelease; 9] = [
     NcclRelease { version: 22005, text: "2.20.5", interface: 8, megabytes: 176 },
     NcclRelease { version: 22105, text: "2.21.5", interface: 8, megabytes: 189 },
     NcclRelease { version: 22501, text: "2.25.1", interface: 9, megabytes: 201 },
     NcclRelease { version: 22705, text: "2.27.5", interface: 10, megabytes: 322 },
     NcclRelease { version: 22809, text: "2.28.9", interface: 11, megabytes: 297 },
+    NcclRelease { version: 22907, text: "2.29.7", interface: 11, megabytes: 294 },
     NcclRelease { version: 23007, text: "2.30.7", interface: 12, megabytes: 303 },
+    NcclRelease { version: 23102, text: "2.31.2", interface: 12, megabytes: 342 },
     NcclRelease { version: 23203, text: "2.32.3", interface: 12, megabytes: 352 },
 ];
 
@@ -62,6 +64,17 @@ impl NcclRelease {
                 known()
             ))
         })
+    }
+
+    /// The version of the table of its one-sided operations; `None`: it has none.
+    pub(crate) fn one_sided(self) -> Option<u32> {
+        match self.version {
+            ..22900 => None,
+            22900..23000 => Some(12),
+            23000..23100 => Some(14),
+            23100..23200 => Some(15),
+            _ => Some(16),
+        }
     }
 
     /// The package, for the package index.
@@ -274,7 +287,7 @@ mod tests {
         let words = NcclRelease::named("2.19.3").map_err(|problem| problem.to_string());
         assert_eq!(
             words,
-            Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"
+            Err("NCCL 2.19.3 is not known here; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.29.7, 2.30.7, 2.31.2, 2.32.3"
                 .into())
         );
     }

@@ -51,6 +51,29 @@ impl Buffer {
         Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd(), offset)
     }
 
+    /// Maps `len` bytes whose pages are the same `period` bytes again and again, both multiples of
+    /// the page size.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system has no addresses or no memory left.
+    pub fn repeated(len: usize, period: usize) -> Result<Self> {
+        let all = Self::unused(len)?;
+        let once = Self::map(period, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)?;
+        for at in (0..all.len).step_by(period) {
+            let (place, size) = (all.address(at, 1)?, period.min(all.len - at));
+            // SAFETY: `once` is shared memory of `period` bytes, which an old size of 0 duplicates;
+            // the place is one of `all`'s own pages.
+            let to = unsafe {
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                libc::mremap(once.start.as_ptr().cast(), 0, size, flags, place)
+            };
+            if to == libc::MAP_FAILED {
+                return Err(Error::last_os(format!("cannot map {size} bytes again")));
+            }
+        }
+        Ok(all)
+    }
+
     fn map(len: usize, flags: i32, descriptor: RawFd, offset: u64) -> Result<Self> {
         let len = len.max(1).next_multiple_of(4096);
         let offset = libc::off_t::try_from(offset)

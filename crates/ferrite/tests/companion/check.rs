@@ -2,7 +2,7 @@
 
 use crate::common::{self, dist, ferrite, shared_object};
 use std::path::Path;
-use testkit::{Scratch, require};
+use testkit::{Missing, Scratch, require};
 
 /// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of
 /// what they say.
@@ -223,4 +223,64 @@ fn ferrite_keeps_the_contract_over_two_rails_of_roce() {
 #[test]
 fn ferrite_keeps_the_contract_over_two_rails_of_infiniband() {
     ferrite_passes(&["--link", "ib", "--rails", "2", "--only", LINKED]);
+}
+
+/// The lines of `ferrite check --one-sided` with `words`, of the transport built into `release`.
+fn one_sided(release: &str, words: &[&str], env: &[(&str, &str)]) -> Result<String, Missing> {
+    let dist = dist(&PARTS)?;
+    let nccl = common::cached_nccl(release)?;
+    let arguments = ["check", "--one-sided", "--stock", nccl.to_str().expect("it is text")];
+    let env = [&[("FERRITE_DIST", dist.to_str().expect("it is text"))], env].concat();
+    Ok(ferrite(&[&arguments, words].concat(), &env).1)
+}
+
+#[test]
+fn one_sided_operations_pass_and_a_wrong_byte_is_named() {
+    let stdout = require!(one_sided("2.32.3", &["--only", "signal,many,follows"], &[]));
+    assert!(stdout.contains(": 3 checks, 3 passed, "), "{stdout}");
+    // What makes the connections ready is shorter.
+    let faults = [("SOFTRNIC_FAULTS", "corrupt opcode=write larger=1024")];
+    let stdout = require!(one_sided("2.32.3", &["--only", "put"], &faults));
+    assert!(stdout.contains(" 3  put ") && stdout.contains("  FAIL  byte "), "{stdout}");
+}
+
+/// Exactly these fail.
+fn one_sided_operations_fail(release: &str, expected: &[&str]) {
+    let stdout = require!(one_sided(release, &[], &[]));
+    let failed: Vec<&str> =
+        stdout.lines().filter(|line| line.contains("  FAIL  ")).map(|line| &line[4..]).collect();
+    let is_expected = failed.len() == expected.len()
+        && failed.iter().zip(expected).all(|(line, name)| line.starts_with(name));
+    assert!(is_expected && stdout.contains(": 16 checks, "), "{stdout}");
+}
+
+#[test]
+fn one_sided_operations_of_nccl_2_29() {
+    one_sided_operations_fail("2.29.7", &["four-gib"]);
+}
+
+#[test]
+fn one_sided_operations_of_nccl_2_30() {
+    one_sided_operations_fail("2.30.7", &["four-gib"]);
+}
+
+#[test]
+fn one_sided_operations_of_nccl_2_31() {
+    one_sided_operations_fail("2.31.2", &["four-gib"]);
+}
+
+#[test]
+fn one_sided_operations_of_nccl_2_32() {
+    one_sided_operations_fail("2.32.3", &["four-gib"]);
+}
+
+#[test]
+fn one_sided_operations_are_those_of_nccl_2_29_and_later() {
+    let (code, stdout, _) = ferrite(&["check", "--one-sided", "--list"], &[]);
+    assert_eq!((code, stdout.lines().count()), (0, 16), "{stdout}");
+    let dist = require!(dist(&PARTS));
+    let plugin = dist.join(PARTS[2]);
+    let words = ["check", "--one-sided", "--plugin", plugin.to_str().expect("it is text")];
+    let (code, _, stderr) = ferrite(&words, &[("FERRITE_DIST", dist.to_str().expect("text"))]);
+    assert!(code == 2 && stderr.contains("--one-sided needs --stock 2.29.7 or later"), "{stderr}");
 }

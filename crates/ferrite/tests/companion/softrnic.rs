@@ -280,7 +280,7 @@ fn another_version_is_refused() {
     let words = refusal(&Source::stock(&path));
     assert!(
         words.ends_with(
-            "is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"
+            "is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.29.7, 2.30.7, 2.31.2, 2.32.3"
         ),
         "{words}"
     );

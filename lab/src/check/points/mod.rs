@@ -4,6 +4,7 @@ mod connection;
 mod datapath;
 mod faults;
 mod loading;
+mod one_sided;
 
 use crate::check::context::Point;
 use crate::error::{Error, Result};
@@ -28,6 +29,11 @@ pub(crate) fn all() -> Vec<Point> {
     all
 }
 
+/// The points of one-sided operations, by numbers of their own.
+pub(crate) fn one_sided() -> Vec<Point> {
+    one_sided::POINTS.to_vec()
+}
+
 /// Names that points have had before, which select them as well: the former one and today's.
 const FORMER_NAMES: &[(&str, &str)] = &[("strangers", "unauthenticated-clients")];
 
@@ -37,12 +43,11 @@ fn is_named(point: &Point, word: &str) -> bool {
     point.name == word || is_former || word.parse() == Ok(point.number)
 }
 
-/// The points that `words` name, by number or by name; all for none.
+/// Those of `all` that `words` name, by number or by name; all for none.
 ///
 /// # Errors
 /// [`Error::Usage`] for a word that names none.
-pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
-    let all = all();
+pub(crate) fn selected(all: Vec<Point>, words: &[String]) -> Result<Vec<Point>> {
     if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| is_named(point, word)))
     {
         return Err(Error::Usage(format!("there is no check {unknown}; --list names all")));
@@ -59,17 +64,18 @@ mod tests {
 
     #[test]
     fn points_are_numbered_without_gaps_and_have_names_of_their_own() {
-        let all = all();
-        let numbers: Vec<usize> = all.iter().map(|point| point.number as usize).collect();
-        assert_eq!(numbers, (1..=all.len()).collect::<Vec<_>>());
-        let mut names: Vec<_> = all.iter().map(|point| point.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), all.len());
-        let tidy = |name: &str| {
-            name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit())
-        };
-        assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
+        for all in [all(), one_sided()] {
+            let numbers: Vec<usize> = all.iter().map(|point| point.number as usize).collect();
+            assert_eq!(numbers, (1..=all.len()).collect::<Vec<_>>());
+            let mut names: Vec<_> = all.iter().map(|point| point.name).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), all.len());
+            let tidy = |name: &str| {
+                name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit())
+            };
+            assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
+        }
     }
 
     #[test]
@@ -82,7 +88,7 @@ mod tests {
     fn points_are_chosen_by_number_name_or_former_name() {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let numbers = |list: &[&str]| {
-            selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>())
+            selected(all(), &words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>())
         };
         assert_eq!(numbers(&["57", "abi-layout"]).ok(), Some(vec![1, 57]));
         assert_eq!(numbers(&["strangers", "unauthenticated-clients"]).ok(), Some(vec![21]));
