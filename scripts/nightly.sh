@@ -125,7 +125,7 @@ providers() {
         "${beneath[@]}" -- dist/bin/ferrite check --verbs system
         "${beneath[@]}" -- dist/bin/ferrite verify --verbs system
         for release in 2.21.5 2.28.9 2.30.7 2.32.3; do
-            # They ask for queue pairs without receives, which erdma refuses: a test expects that.
+            # These ask for queue pairs without receives, which erdma refuses: a test expects that.
             [[ "$provider $release" != "erdma 2.3"* ]] || continue
             "${beneath[@]}" -- dist/bin/ferrite verify --verbs system --over single --stock "$release"
         done

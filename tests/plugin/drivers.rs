@@ -63,6 +63,8 @@ fn exchange_all(worker: &mut WorkerCtx) -> Result<()> {
         bench.exchange(worker, i, size, size)?;
         bench.exchange(worker, i, size, size + 37)?;
     }
+    // The device has refused nothing.
+    assert!(!said(&["is recovering"]), "{}", log());
     Ok(())
 }
 

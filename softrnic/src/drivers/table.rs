@@ -404,11 +404,12 @@ pub(super) const IRDMA_DRIVER: Driver = Driver {
 /// The queues are counted in pieces of 32 bytes. What is granted has room for the longest requests:
 /// of short ones the send queue takes more.
 fn irdma_sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
-    /// Pieces that stay free: by what is granted, and in truth.
+    /// Pieces of the send queue that are not granted, and those that cannot be used.
     const RESERVED: u32 = 258;
     const FREE: u32 = 257;
+    /// The least receive queue, in requests.
     const FEWEST: u32 = 8;
-    // A power of two of pieces, by its exponent.
+    // Pieces of the longest request, as an exponent of 2.
     let longest = |elements: u32, inline: u32| match (elements, inline) {
         (..=1, ..=8) => 0,
         (..=3, ..=39) => 1,
