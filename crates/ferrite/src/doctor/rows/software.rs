@@ -479,6 +479,10 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
                 .to_owned(),
             "unset it, or give each host its own value",
         )),
+        "NCCL_DEBUG" if !value.is_empty() && !is_any(value, &LEVELS) => Some((
+            "NCCL does not know this level, and logs nothing".to_owned(),
+            "NCCL_DEBUG=WARN or INFO",
+        )),
         "NCCL_DEBUG_SUBSYS" => of_subsystems(value)
             .map(|why| (why, "unset it, or use NCCL's names, with commas and without blanks")),
         _ => None,
@@ -513,6 +517,13 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
     Some(Finding::warn("", format!("{name}={value} has no effect: {why}{near}")))
 }
 
+/// Whether NCCL, which ignores case, takes `word` for one of `names`.
+fn is_any(word: &str, names: &[&str]) -> bool {
+    names.iter().any(|name| name.eq_ignore_ascii_case(word))
+}
+
+/// The levels of all NCCL releases.
+const LEVELS: [&str; 6] = ["VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"];
 /// The subsystems of all NCCL releases.
 const SUBSYSTEMS: [&str; 19] = [
     "INIT",
@@ -539,13 +550,12 @@ const SUBSYSTEMS: [&str; 19] = [
 /// What is wrong with a value of `NCCL_DEBUG_SUBSYS`. `None`: nothing.
 fn of_subsystems(value: &str) -> Option<String> {
     let list = value.strip_prefix('^').unwrap_or(value);
-    let is_any = |word: &str| SUBSYSTEMS.iter().any(|name| name.eq_ignore_ascii_case(word));
     let words = || list.split(',').filter(|word| !word.is_empty());
-    if value.is_empty() || list != value && words().any(|word| word.eq_ignore_ascii_case("ALL")) {
+    if value.is_empty() || list != value && words().any(|word| is_any(word, &["ALL"])) {
         return Some("NCCL then logs nothing at all, no warnings either".to_owned());
     }
-    let unknown = words().find(|word| !is_any(word))?;
-    Some(if is_any(unknown.trim()) {
+    let unknown = words().find(|word| !is_any(word, &SUBSYSTEMS))?;
+    Some(if is_any(unknown.trim(), &SUBSYSTEMS) {
         format!("NCCL up to 2.29 does not know {unknown:?}, with the blank, and ignores it")
     } else {
         format!(
@@ -746,6 +756,7 @@ mod tests {
         assert_eq!(look("NCCL_NET", "Socket").map(|(verdict, _)| verdict), Some(Verdict::Warn));
         for (name, value, why) in [
             ("NCCL_HOSTID", "", "one host"),
+            ("NCCL_DEBUG", "WARNING", "logs nothing"),
             ("NCCL_DEBUG_SUBSYS", "", "warnings"),
             ("NCCL_DEBUG_SUBSYS", "^INIT,all", "warnings"),
             ("NCCL_DEBUG_SUBSYS", "NET,NETT", "\"NETT\""),
@@ -757,6 +768,7 @@ mod tests {
         }
         for (name, value) in [
             ("NCCL_HOSTID", "node1"),
+            ("NCCL_DEBUG", "warn"),
             ("NCCL_DEBUG_SUBSYS", "init,NET,,RAS"),
             ("NCCL_DEBUG_SUBSYS", "^DESTROY"),
             ("NCCL_IB_HCA", ""),
