@@ -24,7 +24,7 @@ pub(crate) const JOBS: usize = 64;
 /// Largest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 /// Most scatter/gather elements of a work request.
-pub(crate) const MAX_SGE: u32 = 16;
+pub(crate) const MAX_SGE: u32 = 32;
 /// Most inline bytes of a work request.
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// Most completions of a CQ.

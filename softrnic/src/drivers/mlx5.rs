@@ -11,6 +11,7 @@ const COMMON: Driver = Driver {
     max_mr_size: u64::MAX,
     max_ah: i32::MAX,
     cuts_rnr_timer: true,
+    max_sge: (30, 30),
     library: Library {
         sizes,
         refusals: Some(Refusals {

@@ -127,26 +127,30 @@ fn every_opcode(side: usize, mut socket: Peer) {
 #[test]
 fn several_elements_on_both_sides() {
     Softrnic::new().pair(|side, mut socket| {
-        let mut node = Node::new(0, 4096);
+        let cap = Cap { max_send_sge: 32, max_recv_sge: 32, ..CAP };
+        let mut node = Node::with(0, 4096, cap, 64);
         node.connect_over(&mut socket, &Terms::default());
-        for (gather, scatter) in
-            [([3, 5, 8, 1], [1, 2, 14, 9]), ([100, 200, 300, 0], [0, 599, 1, 7])]
-        {
+        for (gather, scatter) in [
+            (vec![3, 5, 8, 1], vec![1, 2, 14, 9]),
+            (vec![100, 200, 300, 0], vec![0, 599, 1, 7]),
+            ((1..=32).collect(), (1..=32).rev().collect()),
+        ] {
             let total: usize = gather.iter().sum();
-            let parts = |lengths: [usize; 4], node: &Node| {
+            let parts = |lengths: Vec<usize>, node: &Node| {
                 let mut at = 1;
-                lengths.map(|len| {
+                let place = |len| {
                     let sge = node.sge(at, len);
                     at += len + 11;
                     sge
-                })
+                };
+                lengths.into_iter().map(place).collect::<Vec<_>>()
             };
             let want = pattern(total, 3);
             let mine = parts(if side == 0 { gather } else { scatter }, &node);
             let base = node.memory.as_ptr() as u64;
             if side == 0 {
                 let mut bytes = want.iter();
-                for sge in mine {
+                for sge in &mine {
                     let at = (sge.addr - base) as usize;
                     node.memory[at..at + sge.length as usize]
                         .fill_with(|| *bytes.next().expect("enough"));
@@ -1201,10 +1205,10 @@ fn more_of_everything_may_be_granted_than_asked_for() {
         assert_eq!(variants_granted(&a, CAP), more);
         let none = Cap { max_recv_wr: 0, max_recv_sge: 0, max_inline_data: 0, ..CAP };
         assert_eq!(variants_granted(&a, none), Cap { max_recv_wr: 0, max_recv_sge: 0, ..more });
-        let most = Cap { max_send_wr: 16384, max_send_sge: 16, max_inline_data: 1024, ..CAP };
+        let most = Cap { max_send_wr: 16384, max_send_sge: 32, max_inline_data: 1024, ..CAP };
         assert_eq!(
             variants_granted(&a, most),
-            Cap { max_send_wr: 32769, max_send_sge: 16, ..more }
+            Cap { max_send_wr: 32769, max_send_sge: 32, ..more }
         );
         // And it is there, of inline data 128 bytes.
         let sges = [a.sge(0, 16); 7];

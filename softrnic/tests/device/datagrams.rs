@@ -480,7 +480,7 @@ fn a_shared_queue_has_its_bounds() {
         let a = Node::new(0, 64);
         assert_eq!(create(b.pd, 0, 1), Err(libc::EINVAL));
         assert_eq!(create(b.pd, 65, 1), Err(libc::EINVAL));
-        assert_eq!(create(b.pd, 4, 17), Err(libc::EINVAL));
+        assert_eq!(create(b.pd, 4, 33), Err(libc::EINVAL));
         assert_eq!(query(srq), SrqAttr { max_wr: 4, max_sge: 2, limit: 0 });
         let size = SrqAttr { max_wr: 8, ..SrqAttr::default() };
         assert_eq!(ibv_modify_srq(srq, &size, MAX_WR), libc::EINVAL, "it stays as it was made");
