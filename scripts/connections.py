@@ -55,8 +55,10 @@ class Run:
     def rounds(self) -> list[float]:
         return [max(pair) for pair in zip(self.ends[0]["rounds_ms"], self.ends[1]["rounds_ms"], strict=True)]
 
-    def idle(self) -> tuple[float, int]:
-        return max((end["idle"]["cpu_ms"], end["idle"]["wake_ups"]) for end in self.ends)
+    def idle(self) -> tuple[float, int, float]:
+        """Processor time in ms, wake-ups, and by how many bytes each connection has grown; of the end that took the most time."""
+        grown = [(end["memory"][2]["rss"] - end["memory"][1]["rss"]) / self.count for end in self.ends]
+        return max((end["idle"]["cpu_ms"], end["idle"]["wake_ups"], more) for end, more in zip(self.ends, grown, strict=True))
 
 
 def run(dist: Path, side: str, count: int, *words: str, command_us: int = 0) -> "Run | str":
@@ -111,7 +113,10 @@ def made(options: argparse.Namespace, us: int, count: int) -> tuple[list[list[st
         has_ratio = FERRITE in middle and side != FERRITE and sum(memory[side]) > 0
         both = f"{sum(memory[FERRITE]) / sum(memory[side]):.2f}" if has_ratio else ""
         first = runs[side][0]
-        idle = f"{first.idle()[0] / options.idle / 10:.3f} %, {first.idle()[1] / options.idle:.1f}" if options.idle else "-"
+        idle = "-"
+        if options.idle:
+            cpu_ms, wake_ups, grown = first.idle()
+            idle = f"{cpu_ms / options.idle / 10:.3f} %, {wake_ups / options.idle:.1f}, {grown / 1000:.1f}"
         commands = "; ".join(kinds(first.commands(end)) for end in (0, 1))
         size = " + ".join(f"{value / 1000:.0f}" for value in memory[side])
         rows.append([str(us), str(count), side, f"{middle[side]:.0f}", ratio, *times, size, both, commands, idle])
@@ -181,7 +186,7 @@ def main() -> int:
             "one, p99 ms",
             "kB an end, sending + receiving",
         ]
-        heads += ["Ferrite / it", "commands an end, sending; receiving", "processor while idle, wake-ups a second"]
+        heads += ["Ferrite / it", "commands an end, sending; receiving", "idle: processor, wake-ups a second, kB more an end"]
     text = table(heads, rows)
     (options.out.write_text if options.out else sys.stdout.write)(text)
     return 0 if is_good else 1

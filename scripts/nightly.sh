@@ -156,6 +156,8 @@ long_tests() {
 many_connections() {
     local code=0
     scripts/connections.py dist --idle 60 || code=1
+    scripts/connections.py dist --counts 1000 --command-us 0 --rounds 1 --singles 0 --releases '' --idle 600 || code=1
+    dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --limit 30 --lasting 70s --fault 'line silent 60s' --at 1s --finish || code=1
     scripts/connections.py dist --faults 2000 --command-us 0,300 || code=1
     return "$code"
 }
@@ -278,7 +280,7 @@ steps() {
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
     "$1" "RDMA programs from PyPI on the software device, also with loss" programs_from_pypi
-    "$1" "many connections: set-up, memory, idle cost; a port down and a card away" many_connections
+    "$1" "many connections: set-up, memory, idle cost; a port down, a card away, no control network" many_connections
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
     "$1" "ports that fall more than five hundred times" falling_ports
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
