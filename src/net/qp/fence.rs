@@ -12,10 +12,12 @@
 //! ([`crate::proto::recovery`]). So messages that arrive later count as missing and are resent, and
 //! the sender has not reported them as sent.
 //!
-//! The completion queues are kept for the new queue pairs. A queue writes to no memory but its own,
-//! and a destroyed queue pair adds nothing to it. What the driver has kept of that one is taken out
-//! first. A queue is not kept if anything is in doubt: its device refused a command or is lost, a
-//! receive is missing, or the queue has failed.
+//! The completion queues of thread domains are kept for the new queue pairs. A queue writes to no
+//! memory but its own, and a destroyed queue pair adds nothing to it. What is left of that one is
+//! taken out first. The drivers with thread domains (mlx5, hns, ionic) do so when it is destroyed.
+//! Other drivers, such as qedr, may read the freed queue pair when the queue is polled, so there
+//! the queue is destroyed. A queue is not kept either if anything is in doubt: its device refused a
+//! command or is lost, a receive is missing, or the queue has failed.
 
 use super::init_rail::SpareQueue;
 use super::set::QpSet;

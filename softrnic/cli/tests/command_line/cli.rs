@@ -162,7 +162,8 @@ fn a_command_takes_as_long_as_the_setting_says() {
 
 #[test]
 fn commands_of_two_processes_to_one_card_are_carried_out_one_after_the_other() {
-    const US: u64 = 5000;
+    // Longer than the two take to open the device, or commands side by side would not be noticed.
+    const US: u64 = 25_000;
     Softrnic::new().env("SOFTRNIC_COMMAND_US", US).pair(|_, mut peer| {
         let start = Instant::now();
         peer.barrier();
