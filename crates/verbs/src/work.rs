@@ -358,13 +358,18 @@ impl CompletionQueue {
                 Some(Look::Something) => self.poll_singly(batch),
                 _ => Ok(&[]),
             },
-            Polling::Broken(queue) => {
-                // What is left can be read: a fence does.
-                self.how = Polling::Singly(queue);
-                self.handle.spend();
-                Err(overrun())
-            }
+            Polling::Broken(queue) => Err(self.report_broken(queue)),
         }
+    }
+
+    /// The error of a queue that could not go to its next completion. What is left can be read: a
+    /// fence does.
+    #[cold]
+    #[inline(never)]
+    fn report_broken(&mut self, queue: ExtendedQueue) -> Error {
+        self.how = Polling::Singly(queue);
+        self.handle.spend();
+        overrun()
     }
 
     #[inline(never)]
