@@ -83,9 +83,7 @@ impl QpSetRail {
     /// others.
     pub(super) fn into_spare(self) -> Option<SpareQueue> {
         let Self { device, mut queue, entries, thread, .. } = self;
-        // The simulator has no thread domains. Its driver may be polled all the same.
-        let may_be_polled = thread.is_some() || cfg!(any(test, fuzzing));
-        let can_serve = may_be_polled && queue.clear() && !device.is_lost();
+        let can_serve = thread.is_some() && queue.clear() && !device.is_lost();
         can_serve.then_some(SpareQueue { queue, entries, thread, device })
     }
 }

@@ -540,7 +540,7 @@ impl Fabric {
             return Err(PollError);
         }
         let now = clock::now();
-        if !queue.completions.front().is_some_and(|completion| completion.ready <= now) {
+        if queue.completions.front().is_none_or(|completion| completion.ready > now) {
             return Ok(None);
         }
         *changes += 1;
