@@ -151,8 +151,8 @@ struct Queue {
     completions: VecDeque<Completion>,
     /// Whether a completion is being read.
     is_read: bool,
-    /// Whether the next poll fails, and whether that loses a completion.
-    breaks: Option<bool>,
+    /// Whether the next poll fails, which loses no completion.
+    breaks: bool,
     has_failed: bool,
     entries: usize,
     is_alive: bool,
@@ -295,7 +295,7 @@ impl Fabric {
             device,
             completions: VecDeque::new(),
             is_read: false,
-            breaks: None,
+            breaks: false,
             has_failed: false,
             entries,
             is_alive: true,
@@ -494,7 +494,7 @@ impl Fabric {
                 Ok(None) => break,
                 Err(error) if polled.is_empty() => return Err(error),
                 Err(_) => {
-                    self.queues[queue].breaks = Some(false);
+                    self.queues[queue].breaks = true;
                     break;
                 }
             }
@@ -535,8 +535,7 @@ impl Fabric {
         if queue.has_failed {
             return Ok(None);
         }
-        if queue.breaks == Some(false) {
-            queue.breaks = None;
+        if take(&mut queue.breaks) {
             return Err(PollError);
         }
         let now = clock::now();
@@ -552,7 +551,7 @@ impl Fabric {
                 None => pair.taken_receives -= 1,
             }
         }
-        if queue.breaks.take().is_some() { Err(PollError) } else { Ok(taken) }
+        Ok(taken)
     }
 
     // -- what the schedule picks --
@@ -748,10 +747,10 @@ impl Fabric {
         }
     }
 
-    /// The next poll of the queue of `qp` fails, which `loses` a completion or not.
-    pub(super) fn break_queue(&mut self, qp: usize, loses: bool) {
+    /// The next poll of the queue of `qp` fails, and loses no completion.
+    pub(super) fn break_queue(&mut self, qp: usize) {
         let queue = self.qps[qp].queue;
-        self.queues[queue].breaks = Some(loses);
+        self.queues[queue].breaks = true;
     }
 
     /// `device` is lost, with all that is on it.

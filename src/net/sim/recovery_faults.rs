@@ -27,8 +27,8 @@ pub(super) enum Fault {
     QpFails(End, usize),
     /// The completion queue of a queue pair reports nothing more.
     QueueFails(End, usize),
-    /// The next poll of the completion queue of a queue pair fails, and may lose a completion.
-    PollFails(End, usize, bool),
+    /// The next poll of the completion queue of a queue pair fails, and loses no completion.
+    PollFails(End, usize),
     /// No acknowledgement reaches a queue pair any more.
     AcksLost(End, usize),
     /// An end takes the connection for stalled.
@@ -58,6 +58,9 @@ pub(super) struct Plan {
     pub(super) may_fail: bool,
     /// Whether no queue pair may be made while the control connection is broken.
     pub(super) is_quiet_until_back: bool,
+    /// Whether the ends are quick, their devices report late, and their drivers flush what has
+    /// arrived.
+    pub(super) is_hasty: bool,
 }
 
 impl Plan {
@@ -69,7 +72,7 @@ impl Plan {
     fn of(faults: Vec<(When, Fault)>) -> Self {
         let left_out = RailMask::NONE;
         let recovers = Recovers { give_up_s: 120, stall_ms: 60, borrows: false, left_out };
-        Self { faults, recovers, may_fail: false, is_quiet_until_back: false }
+        Self { faults, recovers, may_fail: false, is_quiet_until_back: false, is_hasty: false }
     }
 
     /// One to six faults that end.
@@ -112,6 +115,16 @@ impl Plan {
             faults.push((When::Command(random.below(400)), fault));
         }
         Self::of(faults)
+    }
+
+    /// The ends fence often, soon after messages have arrived.
+    pub(super) fn hasty(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let faults = (0..10).map(|_| {
+            let fault = if random.one_in(2) { change(random) } else { Fault::Stalled(end(random)) };
+            (When::Step(random.below(last)), fault)
+        });
+        Self { is_hasty: true, ..Self::of(faults.collect()) }
     }
 
     /// Requests for other queue pairs, while the control connection breaks for short times and
@@ -220,7 +233,7 @@ fn fault(random: &mut Random) -> Fault {
         12 => change(random),
         13 => Fault::QueueFails(end, which),
         14 => Fault::DeviceLost(end, which, time),
-        15 => Fault::PollFails(end, which, random.one_in(2)),
+        15 => Fault::PollFails(end, which),
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),
     }
 }
