@@ -5,7 +5,7 @@
 //!
 //! | version | NCCL | differs from the one before |
 //! |---|---|---|
-//! | 12 | 2.29 | operations belong to the communicator, which has its queue pairs from `connect` on |
+//! | 12 | 2.29 | operations belong to the communicator; `connect` makes the queue pairs |
 //! | 14 | 2.30 | `createContext` makes the queue pairs; gets and flushes |
 //! | 15 | 2.31 | flags of an operation: the next one follows at once |
 //! | 16 | 2.32 | properties of a communicator |
@@ -86,7 +86,8 @@ macro_rules! call {
 
 /// Begins an operation with the arguments of version 12 and those that later ones add.
 macro_rules! begin {
-    ($group:expr, $slot:ident ( $($value:expr => $type:ty),* ), [$($later:expr => $added:ty),*]) => {{
+    ($group:expr, $slot:ident ( $($value:expr => $type:ty),* ),
+        [$($later:expr => $added:ty),*]) => {{
         let (group, mut raw): (&Group, Pointer) = ($group, null_mut());
         let (follows, table) = (u32::from(group.follows), group.table);
         match table.version {
