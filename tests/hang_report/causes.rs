@@ -147,6 +147,19 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
     (1..3).for_each(|rank| says_nothing_of(&job, rank, &PATH));
 }
 
+/// Its process has looked at its end before the receiver asks, and nothing has begun there since.
+#[test]
+fn a_sender_that_was_idle_before_it_was_asked_is_named_as_one_that_has_not_sent() {
+    require!(built());
+    enter();
+    let mut job = Job::start(Shape::Chain, 2, &[], |rank| rank.waits_after = Some(0));
+    (0..2).for_each(|rank| drop(job.line(rank, &["waits for the test"])));
+    job.found(0, |found| matches!(found, Finding::Answer(_)));
+    job.keep_queue_pairs(1);
+    job.line(1, &["has been waiting for", "for data of", "has not called isend"]);
+    says_nothing_of(&job, 1, &PATH);
+}
+
 #[test]
 fn in_a_ring_of_8_all_name_the_rank_that_has_stopped() {
     all_name_rank_5(8, "1");

@@ -183,6 +183,13 @@ fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
     let (mut next_send, mut has_begun) = (Instant::now(), false);
     loop {
         std::thread::sleep(Duration::from_micros(rank.idle_us));
+        if rank.waits_after.is_some_and(|most| {
+            sent == most && sends.is_empty() && (ends.recv.is_none() || arrived >= most)
+        }) {
+            eprintln!("rank {} waits for the test", rank.number);
+            parent.recv::<u8>();
+            rank.waits_after = None;
+        }
         let is_stopped = rank.stops_after.is_some_and(|most| sent.max(arrived) >= most);
         if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
             // What has arrived is kept until it is sent on.
@@ -214,13 +221,6 @@ fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
             }
         }
         finished(&mut sends)?;
-        if rank.waits_after.is_some_and(|most| {
-            sent == most && sends.is_empty() && (ends.recv.is_none() || arrived >= most)
-        }) {
-            eprintln!("rank {} waits for the test", rank.number);
-            parent.recv::<u8>();
-            rank.waits_after = None;
-        }
         if !has_begun && sent.max(arrived) > STEADY {
             has_begun = true;
             eprintln!("rank {} passes messages on", rank.number);

@@ -178,21 +178,26 @@ impl Explainer {
     }
 
     /// Checks `ends`, which are all ends, unless that was done within the last `pause`. Writes into
-    /// each record which operation it waits in. Returns the locked state and the time.
+    /// each record which operation it waits in. Returns the locked state and the time. `asked`:
+    /// whether the peer of an end has just asked about it.
     pub(super) fn look(
         &self,
         ends: &[NumberedEnd],
         pause: Duration,
+        asked: impl Fn(EndId) -> bool,
     ) -> (MutexGuard<'_, State>, Time) {
         let is_recent =
             |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
-        if is_recent(&state, now) {
+        let is_known = state.idle.iter().any(|(number, _)| asked(*number));
+        if is_recent(&state, now) && !is_known {
             return (state, now);
         }
-        // Those that are still idle cost a look at their records only.
-        let known = std::mem::take(&mut state.idle);
+        // Those that are still idle cost a look at their records only. These do not show which
+        // clear-to-sends have arrived at a sender, which its peer has to know.
+        let mut known = std::mem::take(&mut state.idle);
+        known.retain(|(number, _)| !asked(*number));
         drop(state);
         let (seen, mut idle, mut others) = (Seen::now(), Vec::with_capacity(known.len()), vec![]);
         let sights = ends.iter().map(|numbered @ (number, end)| {
@@ -204,7 +209,8 @@ impl Explainer {
             }
             others.push(numbered);
             let sight = sight(*number, end.as_ref(), &seen);
-            let is_idle = matches!(&sight.found, Found::Look(look) if look.is_idle());
+            let is_idle = sight.recovery.is_empty()
+                && matches!(&sight.found, Found::Look(look) if look.is_idle());
             idle.extend(begun.filter(|_| is_idle).map(|begun| (*number, begun)));
             sight
         });
@@ -213,6 +219,7 @@ impl Explainer {
         let now = self.start.elapsed();
         state.inquiry.handle_looks(now, sights, seen.progress());
         let looked = state.looked.replace(now);
+        idle.retain(|(number, _)| !(asked(*number) || state.inquiry.is_asked(now, *number)));
         state.idle = idle;
         if looked.is_some_and(|looked| now > looked + STOPPED) {
             state.handle_stop(now);
@@ -328,7 +335,7 @@ impl PeriodicTask for Explainer {
         }
         let ends = self.ends();
         let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
-        let (mut state, now) = self.look(&ends, pause);
+        let (mut state, now) = self.look(&ends, pause, |_| false);
         let (set_ups, has_set_ups) = self.set_ups(&mut state, now);
         let is_idle = ends.is_empty() && !has_set_ups;
         // The thread may just be opening it, so there are no requests yet.

@@ -27,8 +27,10 @@ impl Explainer {
     /// Does everything that is due. Returns when there is more to do.
     pub(super) fn inquire(&self) -> Option<Instant> {
         let ends = self.ends();
-        let (mut state, now) = self.look(&ends, SAME_LOOK);
-        handle_frames(&mut state, now, self.take_inbox(), &ends);
+        let frames = self.take_inbox();
+        let is_asked = |end| frames.contains_key(&(end, true));
+        let (mut state, now) = self.look(&ends, SAME_LOOK, is_asked);
+        handle_frames(&mut state, now, frames, &ends);
         let (set_ups, _) = self.set_ups(&mut state, now);
         state.handle_time(now, &set_ups);
         if state.asking.is_some() || !state.requests.is_empty() {

@@ -152,6 +152,11 @@ impl Inquiry {
         self.asks_until = now + FRESH;
     }
 
+    /// Whether the peer of an end has asked recently, and gets updates.
+    pub fn is_asked(&self, now: Time, id: EndId) -> bool {
+        self.ends.get(id).and_then(|end| end.asked).is_some_and(|asked| now < asked + FRESH)
+    }
+
     /// Handles a question of a peer. The ends have just been checked.
     pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
         let Some(end) = self.ends.get_mut(id) else { return };
