@@ -4,6 +4,7 @@
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::setting::set;
+use crate::common::stat::own_queues;
 use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, end, recoveries, run};
 use crate::stream::{SHORT, Stream};
 use lab::error::{Error, Result};
@@ -200,6 +201,21 @@ fn a_port_that_does_not_return_ends_the_connection_at_both_ends_after_the_time_s
     let rules = "port-down device=softrnic0 message=60 times=1";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
         ends_with(worker, &["could not be recovered within 2 s", "softrnic0"])
+    })
+}
+
+/// NCCL may close such a connection much later.
+#[test]
+fn a_recovery_that_is_given_up_leaves_no_completion_queue() -> Result<()> {
+    let rules = "port-down device=softrnic0 message=60 times=1";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        assert!(!own_queues("completion_queues").is_empty());
+        stream.exchange(worker, usize::MAX).expect_err("a connection that ends");
+        wait_until("the end of the queues", || own_queues("completion_queues").is_empty());
+        worker.barrier()?;
+        stream.close_at_once()?;
+        worker.barrier()
     })
 }
 

@@ -696,7 +696,7 @@ impl Job for ConnRecovery {
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
             work.changes.end_turn();
-            work.new_qps.discard();
+            work.new_qps.give_up();
             self.count(false);
             self.handle_gone();
             return None;
@@ -720,7 +720,7 @@ impl Job for ConnRecovery {
             Ok(next) => next,
             Err(e) => {
                 work.changes.end_turn();
-                work.new_qps.discard();
+                work.new_qps.give_up();
                 // Nothing is written to a buffer after the error.
                 if !work.machine.has_fenced()
                     && let Ok(qps) = end.take_qps()

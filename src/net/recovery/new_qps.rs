@@ -453,6 +453,12 @@ impl NewQps {
         }
     }
 
+    /// Destroys the new queue pairs, and what is kept for further ones: there will be none.
+    pub fn give_up(&mut self) {
+        self.discard();
+        self.spares.clear();
+    }
+
     /// Destroys the new queue pairs.
     pub fn discard(&mut self) {
         self.discard_of(false);
