@@ -62,7 +62,7 @@ pub struct SpareQueue {
     // Declared in this order: what is on a device is released before it is closed.
     queue: CompletionQueue,
     entries: u32,
-    thread: Option<Arc<ThreadDomain>>,
+    thread: Arc<ThreadDomain>,
     device: Arc<OpenDevice>,
 }
 
@@ -80,10 +80,11 @@ impl SpareQueue {
 
 impl QpSetRail {
     /// The completion queue, for other queue pairs: these are destroyed. `None`: it can serve no
-    /// others.
+    /// others, or has no thread domain.
     pub(super) fn into_spare(self) -> Option<SpareQueue> {
         let Self { device, mut queue, entries, thread, .. } = self;
-        let can_serve = thread.is_some() && queue.clear() && !device.is_lost();
+        let thread = thread?;
+        let can_serve = queue.clear() && !device.is_lost();
         can_serve.then_some(SpareQueue { queue, entries, thread, device })
     }
 }
@@ -112,7 +113,7 @@ impl InitRailQps {
         let (mut thread, mut queue) = match spare.map(|place| spares.swap_remove(place)) {
             Some(spare) => {
                 entries = spare.entries;
-                (spare.thread, spare.queue)
+                (Some(spare.thread), spare.queue)
             }
             None => create_queue(port, &device, entries)?,
         };

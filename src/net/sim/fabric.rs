@@ -530,7 +530,7 @@ impl Fabric {
     }
 
     fn take(&mut self, queue: usize) -> Result<Option<Completion>, PollError> {
-        let Self { qps, queues, changes, .. } = self;
+        let Self { qps, queues, changes, drivers, violation, .. } = self;
         let queue = &mut queues[queue];
         if queue.has_failed {
             return Ok(None);
@@ -549,6 +549,10 @@ impl Fabric {
             match completion.sent {
                 Some(number) => pair.freed = number + 1,
                 None => pair.taken_receives -= 1,
+            }
+            // Without thread domains a driver may look for the queue pair where it was.
+            if pair.state == QpState::Destroyed && !drivers[pair.device / DEVICES].has_threads {
+                violation.get_or_insert("a destroyed queue pair's completion is polled".into());
             }
         }
         Ok(taken)
