@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Monarch's RDMABuffer says that its backend is `ibverbs`, warns of nothing, and uses TCP where a ConnectX is listed but cannot be used.
+# Monarch's RDMABuffer reports the backend `ibverbs`, does not warn, and uses TCP where a ConnectX is listed but cannot be used.
 #
 # One expects: `ibverbs` means that data goes over RDMA. Monarch promises RDMATcpFallbackWarning where it does not.
 # What happens: get_rdma_backend() and RDMABuffer.backend are `ibverbs` as soon as a device is listed; no device is opened for it. The warning
-#   depends on the same. If no device can be used later, TCP is taken. Here the device moves no byte, and all bytes arrive.
-#   With rdma_allow_tcp_fallback=False the buffer fails: "no RDMA backend available". rdma-core is linked in with the drivers of
-#   mlx5 and efa alone: with another card, which libibverbs lists, the backend is `tcp`, and the warning says that there is no hardware.
-# What follows: a container that may not open its card, or a card whose ports are down, is slow and says nothing. Set
+#   depends on the list too. If no device can be used later, Monarch uses TCP. Here the device moves no byte, and all bytes arrive.
+#   With rdma_allow_tcp_fallback=False the buffer fails: "no RDMA backend available". Monarch links rdma-core with the drivers of
+#   mlx5 and efa alone. With another card, which libibverbs lists, the backend is `tcp`, and the warning is that there is no hardware.
+# What follows: a job is slow, without a warning, in a container that may not open its card, or if the ports of the card are down. Set
 #   rdma_allow_tcp_fallback=False.
 #
 # Seen with torchmonarch 0.7.0, with a stand-in for the kernel's side of a ConnectX without ports, and of Alibaba's card.

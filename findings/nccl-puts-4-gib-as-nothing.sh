@@ -4,8 +4,8 @@
 # One expects: a put of 4 GiB is written as a whole, or is an error. NCCL's buffers may be larger, and its other operations take any size.
 # What happens: the transport puts the size into a field of 32 bits. Of 4 GiB nothing is written, of 4 GiB and 8 bytes the first 8. The
 #   signal follows, and the put completes. No line is logged. All releases that have one-sided operations do so.
-# What follows: cut what goes into ncclPutSignal into pieces below 2 GiB, the longest message of a queue pair. By NCCL's sources, its
-#   callers for the host (ncclPutSignal) pass sizes on as they are; those for GPU kernels cut them at 1 GiB.
+# What follows: split the data of ncclPutSignal into pieces below 2 GiB, the longest message of a queue pair. By NCCL's sources,
+#   ncclPutSignal passes sizes on as they are. The puts of GPU kernels are cut at 1 GiB.
 #
 # Seen with nvidia-nccl-cu12 2.29.7, 2.30.7, 2.31.2 and 2.32.3, by the transport's own functions, over a stand-in for libibverbs with one
 # port that reaches the process itself. The script needs 2 MiB of memory; a release that writes all needs 4 GiB.

@@ -56,7 +56,7 @@ class Run:
         return [max(pair) for pair in zip(self.ends[0]["rounds_ms"], self.ends[1]["rounds_ms"], strict=True)]
 
     def idle(self) -> tuple[float, int, float]:
-        """Processor time in ms, wake-ups, and by how many bytes each connection has grown; of the end that took the most time."""
+        """Processor time in ms, wake-ups, and the growth of each connection in bytes, of the end that took the most time."""
         grown = [(end["memory"][2]["rss"] - end["memory"][1]["rss"]) / self.count for end in self.ends]
         return max((end["idle"]["cpu_ms"], end["idle"]["wake_ups"], more) for end, more in zip(self.ends, grown, strict=True))
 

@@ -117,7 +117,7 @@ variants() {
     done
 }
 
-# The system's own driver libraries: what the tests of each change have no time for.
+# The system's own driver libraries: what takes too long for the tests of each change.
 providers() {
     local provider release fault beneath
     for provider in mlx5 erdma; do

@@ -51,8 +51,8 @@ finish() {
     return "$code"
 }
 
-# A newer compiler has newer lints and another idea of layout: what it says is shown, but only this
-# one's word is law.
+# A newer compiler has newer lints and another layout. Its warnings are shown, but only those of
+# this one are errors.
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
@@ -119,9 +119,9 @@ export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
-# The plugin of all features: other declarations, and the same plugin comes of them. The points of
-# the contract in which these would show are tried beside the rest. The others, and its unit tests,
-# for which the companion would be built once more, run in scripts/nightly.sh.
+# The plugin of all features: other declarations that must give the same plugin. The points of the
+# contract that would show a difference run beside the rest. The others, and its unit tests, for
+# which the companion would be built once more, run in scripts/nightly.sh.
 if [ "$mode" = all ]; then
     step "build with features"
     "${lints[@]}" cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked

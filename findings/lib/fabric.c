@@ -1,5 +1,6 @@
-/* Stands in for libibverbs, with one InfiniBand port that reaches this process alone: RDMA WRITE, READ and FETCH_ADD are done when they
- * are posted, and complete in order. It knows no receives. */
+/* Stands in for libibverbs, with one InfiniBand port that reaches this process alone. RDMA WRITE,
+ * READ and FETCH_ADD are executed when they are posted, and complete in order. Receives never
+ * complete. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +88,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access) {
   return ibv_reg_mr(pd, addr, length, access);
 }
-/* The answer to the question whether there are DMA-BUFs, which is asked with descriptor -1. */
+/* NCCL calls this with descriptor -1 to find out whether DMA-BUF is supported: EBADF is yes. */
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
   errno = EBADF;
   return NULL;

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2154
-# A stand-in for libibverbs (fabric.c), and programs that use it with NCCL. It needs a C compiler and apt-get with a mirror of Debian.
+# A stand-in for libibverbs (fabric.c), and programs that use it with NCCL. It needs a C compiler
+# and apt-get with a mirror of Debian.
 # shellcheck source=debian.sh
 . "$here/debian.sh"
 

@@ -1,4 +1,4 @@
-"""The one-sided operations of the InfiniBand transport built into NCCL: one rank, which puts to itself, over fabric.c."""
+"""The one-sided operations of NCCL's built-in InfiniBand transport: one rank that puts to itself, over fabric.c."""
 
 import ctypes
 import mmap
@@ -30,7 +30,7 @@ class Rank:
             self._call(f"{self._prefix}CreateContext", self._coll, (INT * 3)(1, -1, 1), ctypes.byref(self._begin))
 
     def window(self, size: int) -> tuple[mmap.mmap, Any]:
-        """Memory that takes none until it is used, and its registration."""
+        """Memory that is allocated when it is first used, and its registration."""
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
         address, window, unused = ctypes.addressof(ctypes.c_char.from_buffer(memory)), POINTER(), POINTER()
         extra = [ctypes.byref(unused)] if self._old else []
@@ -50,9 +50,9 @@ class Rank:
         return request
 
     def test(self, request: Any) -> str:
-        """`done`, or the result that is an error."""
+        """`done`, or the error that NCCL returns."""
         done = INT(0)
-        for _ in range(1000):  # what fabric.c is asked for is done at once
+        for _ in range(1000):  # fabric.c executes a request at once
             result = self._result(f"{self._prefix}Test", self._coll, request, ctypes.byref(done))
             if result or done.value:
                 return f"result {result}" if result else "done"

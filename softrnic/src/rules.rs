@@ -1,6 +1,6 @@
 //! Fault rules: what goes wrong, when, and for which messages. The table in the shared file holds
-//! the rules in force, so that every process obeys the same ones and a command can change them while
-//! traffic runs.
+//! the rules in force, so that every process obeys the same ones and a command can change them
+//! while traffic runs.
 //!
 //! As text: `ACTION[=VALUE] [key=value ...]`, several separated by `;` or line ends; `#` begins a
 //! comment.

@@ -275,7 +275,7 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
     long_messages_fill_a_send_queue(&require!(setting()))
 }
 
-/// That a post is refused is no limit: irdma takes more than it has granted.
+/// The limit is not a refused post: irdma accepts more than it granted.
 #[test]
 fn a_send_queue_of_irdma_takes_no_more_long_messages() -> Result<()> {
     long_messages_fill_a_send_queue(&require!(setting()).env("SOFTRNIC_DRIVER", "irdma"))

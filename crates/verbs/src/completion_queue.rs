@@ -111,9 +111,8 @@ impl CompletionQueue {
         self.handle.failure.id()
     }
 
-    /// Takes out the completions of queue pairs that are destroyed: a destroyed queue pair completes
-    /// nothing more, but some drivers keep what had completed. Returns whether other queue pairs may
-    /// use the queue.
+    /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
+    /// drivers keep what had completed. Returns whether other queue pairs may use the queue.
     pub fn clear(&mut self) -> bool {
         let mut batch = Batch::default();
         // A driver that reports completions without end must not keep this thread here.

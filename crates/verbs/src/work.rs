@@ -331,7 +331,7 @@ impl Success<'_> {
 pub enum Taken {
     /// It is handled.
     Yes,
-    /// It is handled, and is none of those that [`CompletionQueue::read`] counts.
+    /// It is handled, and [`CompletionQueue::read`] does not count it.
     Uncounted,
     /// It is handled, and no other one is to be read now.
     Last,

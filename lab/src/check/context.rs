@@ -30,7 +30,7 @@ use crate::transport::listener::{Handle, Listener, LocalConn};
 pub(crate) struct StepJob {
     /// The point.
     pub(crate) number: u32,
-    /// It is one of those of one-sided operations.
+    /// It is a point of the one-sided operations.
     pub(crate) one_sided: bool,
     /// The step of it, from 0.
     pub(crate) step: usize,

@@ -33,8 +33,8 @@ pub(super) struct Check {
     /// Undefined memory holds arbitrary bytes, and data is read as late as a device may
     #[arg(long)]
     strict: bool,
-    /// Instead the one-sided operations (`ncclPutSignal`) of NCCL's built-in transport, 2.29.7 or
-    /// later, which no plugin gets: what they do, and what they cost; needs --stock
+    /// Check the one-sided operations (`ncclPutSignal`) of NCCL's built-in transport instead,
+    /// 2.29.7 or later: what they do and cost; no plugin gets them; needs --stock
     #[arg(long)]
     one_sided: bool,
     /// Only these, by number or name
@@ -133,7 +133,7 @@ impl Check {
             return Err(Error::Usage(words.into()));
         }
         if self.one_sided && !has_one_sided(&source)? {
-            let words = "--one-sided needs --stock 2.29.7 or later: what is built into NCCL has such operations, no plugin";
+            let words = "--one-sided needs --stock 2.29.7 or later: NCCL passes one-sided operations to no plugin";
             return Err(Error::Usage(words.into()));
         }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;

@@ -34,7 +34,7 @@ pub(crate) const ONLY_GROWS: u64 = 2;
 /// What a signal does.
 pub(crate) const INCREMENT: u32 = 1;
 pub(crate) const ADD: u32 = 2;
-/// What `getProperties` says of a transport whose operations a thread of the host starts.
+/// What `getProperties` reports if a thread of the host starts the operations.
 const HOST_STARTS: u32 = 2;
 
 type Pointer = *mut c_void;
@@ -366,7 +366,7 @@ impl Group {
     }
 }
 
-/// NCCL passes on what it has got as a request, also NULL.
+/// NCCL uses any request that it gets, also NULL.
 fn begun(raw: Pointer, call: &str) -> Result<Begun> {
     if raw.is_null() {
         return Err(Error::Contract(format!("{call} succeeds without a request")));

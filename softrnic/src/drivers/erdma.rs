@@ -58,7 +58,7 @@ const LIBRARY: Library = Library {
     blocks,
     has_inline_answers: false,
     fill: Some(fill),
-    // The library counts on.
+    // The library's counters continue after a reset.
     reset_frees: false,
     ..table::OWN_DRIVER.library
 };

@@ -143,8 +143,8 @@ impl Context {
         }
     }
 
-    /// A place for a doorbell, for a thread domain. As for libmlx5, a page has two, and is kept: the
-    /// card allocates one if no place is left.
+    /// Takes a place for the doorbell of a thread domain. As with libmlx5, a page has two and is
+    /// kept. The card allocates one if no place is left.
     pub(crate) fn take_doorbell(&self) {
         if self.doorbells.fetch_update(SeqCst, SeqCst, |places| places.checked_sub(1)).is_err() {
             self.carry_out(Command::AllocTd);
@@ -152,13 +152,13 @@ impl Context {
         }
     }
 
-    /// A thread domain is gone, and its place is left.
+    /// Gives the place of a destroyed thread domain back.
     pub(crate) fn give_doorbell_back(&self) {
         self.doorbells.fetch_add(1, SeqCst);
     }
 
-    /// The device's card has carried out a command, which took its time. Of a card that has failed,
-    /// only the kernel releases objects, which takes none.
+    /// Has the device's card execute a command, which takes its time. If the card has failed, only
+    /// the kernel releases objects, which takes none.
     pub(crate) fn carry_out(&self, command: Command) {
         if !self.is_dead() {
             self.fabric.carry_out(self.device.index, command);

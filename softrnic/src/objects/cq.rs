@@ -377,8 +377,7 @@ impl Channel {
     }
 }
 
-/// The acknowledged events of one object. Its fields that the application sees count the events that are
-/// acknowledged.
+/// The acknowledged events of one object. Its fields that the application sees count them.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     counting: Mutex<()>,

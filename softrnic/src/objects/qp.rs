@@ -531,7 +531,7 @@ pub(super) fn grant(
 }
 
 /// More of everything than `cap`, but of queues that have nothing. A queue may become longer than
-/// the device says that queues are. The inline data that is told is what libmlx5 tells of queue
+/// the device says that queues are. It reports the inline data that libmlx5 reports for queue
 /// pairs without elements: far more than there is.
 fn more_than(cap: QpCap) -> Sizes {
     let queue = |wr: u32| if wr == 0 { 0 } else { 2 * wr + 1 };

@@ -354,8 +354,8 @@ impl SendRing {
         self.polled.load(Relaxed) != self.done.load(Acquire)
     }
 
-    /// Empties the ring up to `posted`, and frees so many blocks of those that were taken, `None`:
-    /// no more than are; returns how many completions that threw away.
+    /// Empties the ring up to `posted`. `freed`: how many of the taken blocks are free afterwards;
+    /// `None`: no more than before. Returns how many completions it discards.
     pub(crate) fn discard(&self, posted: u64, freed: Option<u64>) -> u64 {
         let before = self.freed.load(Relaxed);
         let thrown = std::iter::from_fn(|| self.take()).count();

@@ -1,5 +1,5 @@
 //! A process's view of a fabric: the shared file, what its devices are like, and the settings of
-//! this process; entries of the device tables: allocation, release, and clearing up behind the dead.
+//! this process; entries of the device tables: allocation, release, and removal after a death.
 //!
 //! Sharing rule: data path code of one process reads another's entries directly and writes only
 //! what `shm::slots` allows a peer to write; nothing on the data path waits for another process.

@@ -453,8 +453,8 @@ fn changed(is_addition: bool, old: u64, operands: [u64; 2]) -> u64 {
     }
 }
 
-/// An atomic on a word of this process, which `load` and `store` reach. Its operands are at `stage`;
-/// there goes the old value. False: another one is under way at the device.
+/// An atomic on a word of this process, which `load` and `store` reach. Its operands are at
+/// `stage`, where it puts the old value. False: another one is under way at the device.
 ///
 /// # Safety
 /// There are 16 aligned bytes at `stage`.

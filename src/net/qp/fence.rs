@@ -13,10 +13,10 @@
 //! the sender has not reported them as sent.
 //!
 //! The completion queues of thread domains are kept for the new queue pairs. A queue writes to no
-//! memory but its own, and a destroyed queue pair adds nothing to it. What is left of that one is
-//! taken out first. The drivers with thread domains (mlx5, hns, ionic) do so when it is destroyed.
-//! Other drivers, such as qedr, may read the freed queue pair when the queue is polled, so there
-//! the queue is destroyed. A queue is not kept either if anything is in doubt: its device refused a
+//! memory but its own, and a destroyed queue pair adds nothing to it. The completions that
+//! it left are removed first. The drivers with thread domains (mlx5, hns, ionic) remove them when
+//! they destroy it. Other drivers (qedr) may read the freed queue pair when the queue is polled, so
+//! there the queue is destroyed. It is also destroyed if anything is in doubt: its device refused a
 //! command or is lost, a receive is missing, or the queue has failed.
 
 use super::init_rail::SpareQueue;
@@ -83,8 +83,8 @@ impl QpSet {
         watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
     }
 
-    /// [`Self::fence`] without destroying the queue pairs. Also returns a mask of the places of rails
-    /// whose queues are in doubt.
+    /// [`Self::fence`] without destroying the queue pairs. Also returns a mask of the places of
+    /// rails whose queues are in doubt.
     fn drain(&mut self, peer: &PeerState) -> (Drained, u32) {
         let mut doubtful = 0;
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();

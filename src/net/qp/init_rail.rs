@@ -93,8 +93,8 @@ impl InitRailQps {
     /// Creates up to `count` queue pairs on the port of a rail; fewer lanes if the device has no
     /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
     /// which are left for other recovering connections; otherwise it creates the old number. Where
-    /// lanes are automatic, they must fit the card's budget, or there is only one. They use a queue of
-    /// `spares`, if one fits.
+    /// lanes are automatic, they must fit the card's budget, or there is only one. They use a queue
+    /// of `spares`, if one fits.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,

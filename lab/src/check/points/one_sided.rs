@@ -1,5 +1,6 @@
-//! The points of one-sided operations, which NCCL's built-in transport has from 2.29 on and no
-//! network plugin gets. Two ranks, host memory, each rank with a window and with words for signals.
+//! The points of one-sided operations, which NCCL's built-in transport has from 2.29 on. NCCL
+//! passes none to a network plugin. Two ranks, host memory, each rank with a window and with words
+//! for signals.
 //!
 //! The transport's `init` asks for GPU memory by DMA-BUF, which the software device has without a
 //! GPU (`SOFTRNIC_GPU`).
@@ -52,7 +53,7 @@ pub(super) const POINTS: &[Point] = &[
     point!(3, "put", PLAIN => put, ADVERSE => put;
         "every byte of a put arrives, and none beside it is written"),
     point!(4, "put-to-itself", PLAIN => put_to_itself;
-        "a rank is a peer of its own, and test alone completes the put"),
+        "a rank may put to itself, and test alone completes the put"),
     point!(5, "signal", PLAIN => signal;
         "a word grows by the values of its signals, with data or without; no other word changes"),
     point!(6, "order", PLAIN => order, ADVERSE => order;
@@ -64,7 +65,7 @@ pub(super) const POINTS: &[Point] = &[
     point!(9, "many", PLAIN => many;
         "256 operations at a time, tested from the last to the first, all complete once"),
     point!(10, "follows", PLAIN => follows;
-        "operations announced as the first of several complete, with the last one"),
+        "several operations that are started together all complete"),
     point!(11, "four-gib", PLAIN => four_gib;
         "a put of 4 GiB and 8 bytes is written as a whole, or is an error"),
     point!(12, "too-many", PLAIN => too_many;
@@ -76,7 +77,7 @@ pub(super) const POINTS: &[Point] = &[
     point!(15, "port-down", QUICK => port_down;
         "a port that goes down for good is an error in time"),
     point!(16, "cost", PLAIN => cost;
-        "time, work requests and doorbells of each operation, beside a message of Ferrite's"),
+        "time, work requests and doorbells of each operation, beside a message of Ferrite"),
 ];
 
 /// Room for the largest put, and for guards around it.
@@ -287,7 +288,7 @@ fn signal(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("{} signals make {sum}", 2 * VALUES.len() + 1)))
 }
 
-/// Ping-pong of three puts of which the last one signals.
+/// Ping-pong of three puts, the last with a signal.
 fn order(ctx: &mut Context<'_>) -> Result<StepResult> {
     const ROUNDS: u64 = 100;
     const PIECES: [(usize, usize); 3] = [(0, 70_001), (131_072, 8), (262_144, 4097)];
@@ -449,7 +450,7 @@ fn too_many(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("put {} is error {}", count + 1, code(&Err::<(), _>(refused)))))
 }
 
-/// Rank 0 does `attempt`, of which an operation is to fail: not done, and an error in time.
+/// Rank 0 does `attempt`. One of its operations must fail in time, and must not complete.
 fn fails(
     ctx: &mut Context<'_>,
     attempt: impl FnOnce(&mut Context<'_>, &Rank) -> Result<Vec<Begun>>,

@@ -475,8 +475,7 @@ fn of_spelling(name: &str, value: &str, is_of_file: bool) -> Option<Finding> {
 fn of_variable(name: &str, value: &str) -> Option<Finding> {
     let of_nccl = match name {
         "NCCL_HOSTID" if value.is_empty() => Some((
-            "an empty value is not unset: NCCL takes all hosts that have it for one host"
-                .to_owned(),
+            "an empty value is not unset: NCCL takes all hosts with it for one host".to_owned(),
             "unset it, or give each host its own value",
         )),
         "NCCL_DEBUG" if !value.is_empty() && !is_any(value, &LEVELS) => Some((
