@@ -683,9 +683,11 @@ impl Path for SendPath {
     #[inline(always)]
     fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>> {
         let Self { flow, qps, stats, .. } = self;
+        // A message has at most one completion for each queue pair. To look for another one would take
+        // longer.
+        let most = stats.outstanding() * qps.qps.len();
         let Some(queue) = qps.first_queue() else { return Ok(None) };
-        // Most messages have one completion: to look for another one would take longer.
-        Ok(queue.read(batch, stats.outstanding(), |success| take(flow, success))?)
+        Ok(queue.read(batch, most, |success| take(flow, success))?)
     }
 
     #[inline(always)]
