@@ -4,7 +4,6 @@ use super::context::Context;
 use super::cq_ex::{self, ExtendedQueue};
 use super::queue_failure::QueueFailure;
 use super::thread_domain::ThreadDomain;
-use super::work::Batch;
 use super::{create, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -111,21 +110,6 @@ impl CompletionQueue {
         self.handle.failure.id()
     }
 
-    /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
-    /// drivers keep what had completed. Returns whether other queue pairs may use the queue.
-    pub fn clear(&mut self) -> bool {
-        let mut batch = Batch::default();
-        // A driver that reports completions without end must not keep this thread here.
-        for _ in 0..=u16::MAX {
-            match self.poll(&mut batch) {
-                Ok([]) => return !self.has_failed() && self.handle.is_free(),
-                Ok(_) => {}
-                Err(_) => return false,
-            }
-        }
-        false
-    }
-
     /// Whether the device has reported that it has failed: no further completions will arrive.
     pub fn has_failed(&self) -> bool {
         self.handle.failure.has_failed()
@@ -140,7 +124,7 @@ impl QueueHandle {
     }
 
     /// Whether it has no queue pairs, and can serve others.
-    fn is_free(self: &Arc<Self>) -> bool {
+    pub(super) fn is_free(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) == 1 && !self.is_spent.load(Ordering::Acquire)
     }
 }

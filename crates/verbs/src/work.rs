@@ -377,6 +377,21 @@ impl CompletionQueue {
         self.read(batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
     }
 
+    /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
+    /// drivers keep what had completed. Returns whether other queue pairs may use the queue.
+    pub fn clear(&mut self) -> bool {
+        let mut batch = Batch::default();
+        // A driver that reports completions without end must not keep this thread here.
+        for _ in 0..=u16::MAX {
+            match self.poll(&mut batch) {
+                Ok([]) => return !self.has_failed() && self.handle.is_free(),
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
     /// Whether there are completions, if the device can tell without returning one. A queue that
     /// has failed has something, and [`Self::read`] or the next [`Self::poll`] returns the error.
     #[inline(always)]

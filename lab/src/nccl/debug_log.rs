@@ -92,7 +92,7 @@ fn filter() -> Filter {
 }
 
 /// The bits of `NCCL_DEBUG_SUBSYS`, in their order: those of NCCL 2.21.5.
-const SUBSYSTEMS: [&str; 14] = [
+pub const SUBSYSTEMS: [&str; 14] = [
     "INIT",
     "COLL",
     "P2P",

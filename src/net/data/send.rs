@@ -683,7 +683,7 @@ impl Path for SendPath {
     #[inline(always)]
     fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>> {
         let Self { flow, qps, stats, .. } = self;
-        // A message has at most one completion for each queue pair. To look for another one would take
+        // A message has at most one completion for each queue pair. Looking for one more takes
         // longer.
         let most = stats.outstanding() * qps.qps.len();
         let Some(queue) = qps.first_queue() else { return Ok(None) };

@@ -19,7 +19,7 @@
 //! there the queue is destroyed. It is also destroyed if anything is in doubt: its device refused a
 //! command or is lost, a receive is missing, or the queue has failed.
 
-use super::init_rail::SpareQueue;
+use super::init_rail::KeptQueue;
 use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ pub struct Drained {
     /// The error of a work request that would fail on new queue pairs too.
     pub failure: Option<Error>,
     /// The completion queues that other queue pairs may use.
-    pub queues: Vec<SpareQueue>,
+    pub queues: Vec<KeptQueue>,
 }
 
 impl QpSet {
@@ -65,7 +65,7 @@ impl QpSet {
         self.give_up_queues();
         self.qps.clear();
         let sound = (0..).zip(self.rails).filter(|(place, _)| doubtful & 1_u32 << place == 0);
-        drained.queues = sound.filter_map(|(_, on)| on.into_spare()).collect();
+        drained.queues = sound.filter_map(|(_, on)| on.into_kept()).collect();
         drained
     }
 

@@ -58,7 +58,7 @@ pub(in crate::net) struct QpSetRail {
 /// A completion queue whose queue pairs are destroyed, and their thread domain. Others of the same
 /// connection and device may use both, which saves the commands for new ones.
 #[derive(Debug)]
-pub struct SpareQueue {
+pub struct KeptQueue {
     // Declared in this order: what is on a device is released before it is closed.
     queue: CompletionQueue,
     entries: u32,
@@ -66,7 +66,7 @@ pub struct SpareQueue {
     device: Arc<OpenDevice>,
 }
 
-impl SpareQueue {
+impl KeptQueue {
     /// Whether its device is lost.
     pub fn is_lost(&self) -> bool {
         self.device.is_lost()
@@ -81,11 +81,11 @@ impl SpareQueue {
 impl QpSetRail {
     /// The completion queue, for other queue pairs: these are destroyed. `None`: it can serve no
     /// others, or has no thread domain.
-    pub(super) fn into_spare(self) -> Option<SpareQueue> {
+    pub(super) fn into_kept(self) -> Option<KeptQueue> {
         let Self { device, mut queue, entries, thread, .. } = self;
         let thread = thread?;
         let can_serve = queue.clear() && !device.is_lost();
-        can_serve.then_some(SpareQueue { queue, entries, thread, device })
+        can_serve.then_some(KeptQueue { queue, entries, thread, device })
     }
 }
 
@@ -94,13 +94,13 @@ impl InitRailQps {
     /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
     /// which are left for other recovering connections; otherwise it creates the old number. Where
     /// lanes are automatic, they must fit the card's budget, or there is only one. They use a queue
-    /// of `spares`, if one fits.
+    /// of `kept`, if one fits.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,
         (count, more_than): (usize, Option<usize>),
         caps: QpCaps,
-        spares: &mut Vec<SpareQueue>,
+        kept: &mut Vec<KeptQueue>,
     ) -> Result<Self> {
         let lanes = lease(port, count);
         let count =
@@ -109,11 +109,11 @@ impl InitRailQps {
         let mut entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let sink = device.sink()?;
-        let spare = spares.iter().position(|spare| spare.fits(&device, entries));
-        let (mut thread, mut queue) = match spare.map(|place| spares.swap_remove(place)) {
-            Some(spare) => {
-                entries = spare.entries;
-                (Some(spare.thread), spare.queue)
+        let fitting = kept.iter().position(|one| one.fits(&device, entries));
+        let (mut thread, mut queue) = match fitting.map(|place| kept.swap_remove(place)) {
+            Some(one) => {
+                entries = one.entries;
+                (Some(one.thread), one.queue)
             }
             None => create_queue(port, &device, entries)?,
         };

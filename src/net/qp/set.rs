@@ -4,7 +4,7 @@
 
 use super::behind_error::handle_unless_over;
 use super::failure::failure;
-use super::init_rail::{InitRailQps, QpSetRail, RailPort, SpareQueue};
+use super::init_rail::{InitRailQps, KeptQueue, QpSetRail, RailPort};
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -73,7 +73,7 @@ pub struct QpSet {
 impl InitQpSet {
     /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, within
     /// [`MAX_QPS`]. If that is `more_than` the connection had and a device is short of queue pairs,
-    /// it creates the old number. They use the queues of `spares` that fit.
+    /// it creates the old number. They use the queues of `kept` that fit.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
@@ -82,13 +82,13 @@ impl InitQpSet {
         ports: &[RailPort],
         (per_rail, more_than): (usize, Option<usize>),
         caps: QpCaps,
-        spares: &mut Vec<SpareQueue>,
+        kept: &mut Vec<KeptQueue>,
     ) -> Result<Self> {
         let config = &nic.config;
         let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let create = |port: &RailPort| {
-            InitRailQps::new(nic, port, (count, more_than), caps, spares)
+            InitRailQps::new(nic, port, (count, more_than), caps, kept)
                 .map_err(|e| e.on_rail(port.number))
         };
         let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;

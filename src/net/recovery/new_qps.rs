@@ -8,7 +8,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::ConnectingQpSet;
-use crate::net::qp::init_rail::{RailPort, SpareQueue};
+use crate::net::qp::init_rail::{KeptQueue, RailPort};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::reach::{ReachTest, Silent};
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -60,7 +60,7 @@ pub struct NewQps {
     /// ran or its ports changed.
     cut: Option<String>,
     /// The completion queues of the old queue pairs, for the new ones.
-    spares: Vec<SpareQueue>,
+    kept: Vec<KeptQueue>,
     stage: Stage,
 }
 
@@ -125,19 +125,19 @@ impl NewQps {
             times: PathTimes::new(qps.round_trip),
             mtus: PathMtus::default(),
             cut: None,
-            spares: Vec::new(),
+            kept: Vec::new(),
             stage: Stage::None,
         }
     }
 
     /// Keeps these completion queues for the next attempt.
-    pub fn keep_queues(&mut self, spares: Vec<SpareQueue>) {
-        self.spares = spares;
+    pub fn keep_queues(&mut self, kept: Vec<KeptQueue>) {
+        self.kept = kept;
     }
 
     /// Destroys the queues that are kept on lost devices, which they would keep open.
     pub fn leave_lost_devices(&mut self) {
-        self.spares.retain(|spare| !spare.is_lost());
+        self.kept.retain(|queue| !queue.is_lost());
     }
 
     /// In the next attempt, a sender tries to create this many queue pairs on each rail, or as many
@@ -171,7 +171,7 @@ impl NewQps {
         self.discard();
         self.tried = self.requested.take();
         let count = self.count(self.tried.unwrap_or(self.per_rail));
-        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), &mut self.spares)?;
+        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), &mut self.kept)?;
         end.describe(&mut qps)?;
         // Assumes that the peer's ports are those of the latest attempt.
         qps.limit_mtus(&self.mtus, |rail| {
@@ -214,7 +214,7 @@ impl NewQps {
                     ports,
                     self.count(self.per_rail.min(offered)),
                     end.caps(),
-                    &mut self.spares,
+                    &mut self.kept,
                 )?
             }
         };
@@ -442,7 +442,7 @@ impl NewQps {
         self.per_rail = self.tried.take().unwrap_or(self.per_rail);
         self.times.forget_failures();
         self.cut = None;
-        self.spares.clear();
+        self.kept.clear();
         Ok(taken)
     }
 
@@ -456,7 +456,7 @@ impl NewQps {
     /// Destroys the new queue pairs, and what is kept for further ones: there will be none.
     pub fn give_up(&mut self) {
         self.discard();
-        self.spares.clear();
+        self.kept.clear();
     }
 
     /// Destroys the new queue pairs.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lab::nccl::debug_log::SUBSYSTEMS;
 use lab::nccl::plugin_search::{
     DEFAULT_FILE, NcclFile, Outcome, PluginSearch, SEARCHES, Version, versions,
 };
@@ -523,28 +524,8 @@ fn is_any(word: &str, names: &[&str]) -> bool {
 
 /// The levels of all NCCL releases.
 const LEVELS: [&str; 6] = ["VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"];
-/// The subsystems of all NCCL releases.
-const SUBSYSTEMS: [&str; 19] = [
-    "INIT",
-    "COLL",
-    "P2P",
-    "SHM",
-    "NET",
-    "GRAPH",
-    "TUNING",
-    "ENV",
-    "ALLOC",
-    "ALLOC_HOST",
-    "CALL",
-    "PROXY",
-    "NVLS",
-    "BOOTSTRAP",
-    "REG",
-    "PROFILE",
-    "RAS",
-    "DESTROY",
-    "ALL",
-];
+/// The subsystems that NCCL has besides those of 2.21.5, and the word for all.
+const MORE_SUBSYSTEMS: [&str; 5] = ["ALLOC_HOST", "PROFILE", "RAS", "DESTROY", "ALL"];
 
 /// What is wrong with a value of `NCCL_DEBUG_SUBSYS`. `None`: nothing.
 fn of_subsystems(value: &str) -> Option<String> {
@@ -553,8 +534,9 @@ fn of_subsystems(value: &str) -> Option<String> {
     if value.is_empty() || list != value && words().any(|word| is_any(word, &["ALL"])) {
         return Some("NCCL then logs nothing at all, no warnings either".to_owned());
     }
-    let unknown = words().find(|word| !is_any(word, &SUBSYSTEMS))?;
-    Some(if is_any(unknown.trim(), &SUBSYSTEMS) {
+    let is_known = |word: &str| is_any(word, &SUBSYSTEMS) || is_any(word, &MORE_SUBSYSTEMS);
+    let unknown = words().find(|word| !is_known(word))?;
+    Some(if is_known(unknown.trim()) {
         format!("NCCL up to 2.29 does not know {unknown:?}, with the blank, and ignores it")
     } else {
         format!(
