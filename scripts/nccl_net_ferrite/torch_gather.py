@@ -1,5 +1,6 @@
 """What ranks with PyTorch have in common: the GPU of each, and what they tell each other about themselves."""
 
+import ctypes
 import json
 import os
 import sys
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import launch
+from . import launch, nccl
 
 # Bytes of what one rank may tell.
 MOST_TEXT = 1 << 16
@@ -36,6 +37,14 @@ def gather(value: Any, world: int) -> list[Any]:
     return [json.loads(joined[rank * MOST_TEXT : (rank + 1) * MOST_TEXT]) for rank in range(world)]
 
 
+def nccl_version() -> str:
+    """Of the libnccl.so.2 that is loaded. By LD_PRELOAD it may be another than PyTorch was built with, and PyTorch names that one."""
+    try:
+        ctypes.CDLL("libnccl.so.2", os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return nccl.Library("libnccl.so.2").version()
+
+
 def versions() -> dict[str, str]:
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl_version()}
