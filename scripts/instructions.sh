@@ -24,8 +24,7 @@
 #
 # It uses dist/, or FERRITE_DIST; builds dist/ if it is not there. FERRITE_PLUGIN names another plugin than dist's.
 #
-# Settings of both transports are taken from the environment. FEW=1000 and MANY=3000 are the messages of the two runs: with
-# FERRITE_LANES=auto FERRITE_LANES_AFTER_MB=64, those of 64 KiB from FEW=16000 to MANY=18000 come when a connection has had lanes and has given them up.
+# Settings of both transports are taken from the environment. FEW=1000 and MANY=3000 are the messages of the two runs.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # So that a failure inside $(...) ends the script.

@@ -14,9 +14,6 @@ fn table() -> String {
     for variable in VARIABLES {
         let (allowed, default) = match variable.kind {
             Kind::Number(low, high, default) => (format!("{low} to {high}"), default.to_string()),
-            Kind::WordOr(word, low, high, default) => {
-                (format!("{low} to {high}, `{word}`"), default.to_string())
-            }
             Kind::Text => ("text".into(), "unset".into()),
             Kind::Choice(choices) => {
                 let named: Vec<_> =

@@ -64,12 +64,6 @@ pub struct Config {
     pub split: bool,
     /// Queue pairs are lanes, each with its own share of each message.
     pub lanes: bool,
-    /// The number of lanes is automatic; the settings of queue pairs apply while there are none.
-    pub automatic_lanes: bool,
-    /// Bytes that a connection sends before automatic lanes begin; 0: it always has lanes.
-    pub lanes_after: u64,
-    /// Queue pairs that automatic lanes may add on each card.
-    pub lanes_budget: u32,
     /// A lane that stays slow moves to another path.
     pub new_paths: bool,
     /// Clear-to-sends and short messages of host memory are sent inline, if the device can.
@@ -82,8 +76,6 @@ pub struct Config {
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
     pub adaptive_routing: Option<bool>,
-    /// The user says that the fabric spreads packets and cards accept them out of order.
-    pub out_of_order: bool,
     /// Devices may reorder their writes of payload on the bus.
     pub relaxed_ordering: bool,
     /// Queries the speed of ports, besides the bits of `active_speed`.
@@ -158,8 +150,6 @@ impl Retries {
 impl Config {
     /// How many lanes a connection has.
     const LANES: &str = "FERRITE_LANES";
-    const LANES_AFTER: &str = "FERRITE_LANES_AFTER_MB";
-    const LANES_BUDGET: &str = "FERRITE_LANES_BUDGET";
     const NEW_PATHS: &str = "FERRITE_NEW_PATHS";
     /// NCCL's variables for queue pairs. If set, they override `FERRITE_LANES`.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
@@ -176,8 +166,6 @@ impl Config {
                 counts_queue_pairs,
                 "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
             ),
-            (Self::LANES_AFTER, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
-            (Self::LANES_BUDGET, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
             (
                 Self::NEW_PATHS,
                 matches!(lanes.trim(), "" | "1"),
@@ -219,12 +207,8 @@ impl Config {
             })
         };
         // NCCL's own settings of queue pairs have the same meaning as there.
-        let asked = reader.number_or_word(Self::LANES)?;
-        let counts = !Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
-        let (lanes, automatic_lanes) =
-            (asked.filter(|_| counts).unwrap_or(1), counts && asked.is_none());
-        let new_paths = reader.flag(Self::NEW_PATHS)?;
-        let new_paths = new_paths || automatic_lanes && reader.text(Self::NEW_PATHS).is_none();
+        let are_counted = Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
+        let lanes = Some(reader.number(Self::LANES)?).filter(|_| !are_counted).unwrap_or(1);
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
@@ -261,10 +245,7 @@ impl Config {
                 .min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
-            automatic_lanes,
-            lanes_after: (reader.number(Self::LANES_AFTER)? as u64) << 20,
-            lanes_budget: reader.number(Self::LANES_BUDGET)? as u32,
-            new_paths: new_paths && (lanes > 1 || automatic_lanes),
+            new_paths: reader.flag(Self::NEW_PATHS)? && lanes > 1,
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,
             chain_writes: reader.flag("FERRITE_CHAIN_WRITES")?,
@@ -277,7 +258,6 @@ impl Config {
                 1 => Some(true),
                 _ => None,
             },
-            out_of_order: reader.flag("NCCL_IB_OOO_RQ")?,
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
             fail_on_async_error: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
@@ -332,10 +312,7 @@ mod tests {
             (None, Family::V4, 2)
         );
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
-        assert!(
-            !config.lanes && !config.automatic_lanes && !config.new_paths,
-            "nothing changes queue pairs but faults"
-        );
+        assert!(!config.lanes && !config.new_paths, "nothing changes queue pairs but faults");
         assert!(config.inline_data && !with("NCCL_IB_USE_INLINE", "0").expect("valid").inline_data);
     }
 
@@ -347,22 +324,16 @@ mod tests {
         };
         assert_eq!(set(&["NCCL_IB_DATA_DIRECT", "NCCL_IB_TIMEOUT"]), ["NCCL_IB_DATA_DIRECT"]);
         assert_eq!(set(&["FERRITE_LANES", "NCCL_IB_QPS_PER_CONNECTION"]), ["FERRITE_LANES"]);
-        assert_eq!(
-            set(&["FERRITE_LANES_AFTER_MB", "FERRITE_NEW_PATHS"]),
-            ["FERRITE_LANES_AFTER_MB", "FERRITE_NEW_PATHS"]
-        );
+        assert_eq!(set(&["FERRITE_NEW_PATHS"]), ["FERRITE_NEW_PATHS"]);
         let with_lanes = |lanes: &str| {
             let value = |name: &str| match name {
                 "FERRITE_LANES" => Some(lanes.to_owned()),
-                "FERRITE_LANES_AFTER_MB" | "FERRITE_NEW_PATHS" => Some("1".to_owned()),
+                "FERRITE_NEW_PATHS" => Some("1".to_owned()),
                 _ => None,
             };
             Config::ignored(value).into_keys().collect::<Vec<_>>()
         };
-        assert_eq!(
-            (with_lanes("auto").len(), with_lanes("4")),
-            (0, vec!["FERRITE_LANES_AFTER_MB".to_owned()])
-        );
+        assert_eq!((with_lanes("1").len(), with_lanes("4").len()), (1, 0));
         assert!(
             set(&["FERRITE_LANES"]).is_empty()
                 && Config::ignored(|_| Some(String::new())).is_empty()
@@ -434,7 +405,7 @@ mod tests {
     fn every_bound_is_enforced_with_name_value_and_range() {
         for variable in VARIABLES {
             let wrong = match variable.kind {
-                Kind::Number(low, high, _) | Kind::WordOr(_, low, high, _) => {
+                Kind::Number(low, high, _) => {
                     vec![(low - 1).to_string(), (high + 1).to_string(), "12x".into(), "-".into()]
                 }
                 Kind::Choice(_) => vec!["AF_UNIX".into()],

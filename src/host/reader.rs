@@ -36,22 +36,6 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
         })
     }
 
-    /// `None`: the word instead of a number.
-    pub(super) fn number_or_word(&self, name: &str) -> Result<Option<i64>> {
-        let Kind::WordOr(word, low, high, default) = Self::kind(name)? else {
-            return Err(Error::internal(format!("{name} is not a number or a word")));
-        };
-        let Some(value) = self.text(name) else { return Ok(Some(default)) };
-        if value == word {
-            return Ok(None);
-        }
-        let number = parse_number(&value).filter(|n| (low..=high).contains(n));
-        let wrong = || {
-            format!("{name}={value}: a whole number from {low} to {high}, or {word}, is expected")
-        };
-        number.map(Some).ok_or_else(|| Error::usage(wrong()))
-    }
-
     pub(super) fn flag(&self, name: &str) -> Result<bool> {
         Ok(self.number(name)? == 1)
     }

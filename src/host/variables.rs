@@ -5,8 +5,6 @@
 pub enum Kind {
     /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
-    /// This word, or a whole number: lower bound, upper bound, default.
-    WordOr(&'static str, i64, i64, i64),
     /// Any text.
     Text,
     /// One of these words. The first is the default.
@@ -154,11 +152,6 @@ pub const VARIABLES: &[Variable] = &[
         "1: the fabric may reorder packets; 0: it does not; -2: 1 on InfiniBand, 0 on RoCE",
     ),
     variable(
-        "NCCL_IB_OOO_RQ",
-        Kind::Number(0, 1, 0),
-        "1: the fabric spreads packets, so FERRITE_LANES=auto keeps one queue pair. Ferrite does not use out-of-order receive queues",
-    ),
-    variable(
         "NCCL_IB_PCI_RELAXED_ORDERING",
         Kind::Number(0, 2, 2),
         "0: strict PCIe ordering of payload; 1, 2: relaxed ordering if libibverbs supports it",
@@ -227,18 +220,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_LANES",
-        Kind::WordOr("auto", 1, 8, 1),
-        "queue pairs per connection and rail that share each large message. The smaller value of both ends counts. auto: see [slow.md](slow.md#6-one-path-of-many)",
-    ),
-    variable(
-        "FERRITE_LANES_AFTER_MB",
-        Kind::Number(0, 1 << 30, 16 << 10),
-        "with FERRITE_LANES=auto: MiB in large messages before a connection tries lanes, randomly up to twice as many; 0: at once",
-    ),
-    variable(
-        "FERRITE_LANES_BUDGET",
-        Kind::Number(0, 1 << 20, 256),
-        "with FERRITE_LANES=auto: extra queue pairs for lanes that a process may create on each card",
+        Kind::Number(1, 8, 1),
+        "queue pairs per connection and rail that share each large message. The smaller value of both ends counts: [slow.md](slow.md#6-one-path-of-many)",
     ),
     variable(
         "FERRITE_NEW_PATHS",
@@ -321,7 +304,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
 ];
 
-/// A variable of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores.
+/// A variable of NCCL's built-in IB transports, up to 2.32, or of an earlier Ferrite, that Ferrite
+/// ignores.
 #[derive(Debug, Clone, Copy)]
 pub struct Ignored {
     /// Name. A `*` stands for any end.
@@ -380,6 +364,13 @@ pub const IGNORED: &[Ignored] = &[
         "NCCL_RMA_IB_WR_BATCHSIZE",
         "one-sided transfers use NCCL's built-in transport, which honours it",
     ),
+    missing(
+        "NCCL_IB_OOO_RQ",
+        "Ferrite does not use out-of-order receive queues",
+        "Ethernet that spreads packets needs NCCL_IB_ADAPTIVE_ROUTING=1",
+        "0",
+    ),
+    replaced("FERRITE_LANES_*", "automatic lanes are gone; FERRITE_LANES is a number"),
     replaced("NCCL_SOCKET_RETRY_CNT", "Ferrite retries until FERRITE_HANDSHAKE_TIMEOUT"),
     replaced("NCCL_SOCKET_RETRY_SLEEP_MSEC", "Ferrite retries until FERRITE_HANDSHAKE_TIMEOUT"),
 ];

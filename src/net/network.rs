@@ -207,22 +207,11 @@ impl Network {
             self.devices.len(),
             interface.name,
             interface.address.ip(),
-            self.devices.iter().map(|device| device.plan.first).max().unwrap_or(1),
+            config.queue_pairs,
         );
         // A line for each, as NCCL cuts long ones.
         for device in &self.devices {
             log::info!(target: INIT, "Ferrite device: {}", device.describe());
-        }
-        let mut choices: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-        for device in &self.devices {
-            device
-                .plan
-                .choice(config)
-                .into_iter()
-                .for_each(|choice| choices.entry(choice).or_default().push(&device.name));
-        }
-        for (choice, devices) in choices {
-            log::info!(target: INIT, "Ferrite: {}: {choice}", devices.join(", "));
         }
         for merged in self.devices.iter().filter(|device| device.rails.len() > 1) {
             let (rails, speed) = (merged.rails.len(), merged.speed_mbps() / 1000);

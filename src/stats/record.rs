@@ -232,13 +232,6 @@ impl ConnStats {
         begun.wrapping_sub(done) as usize
     }
 
-    /// Completed messages, and their bytes.
-    pub fn done(&self) -> (u64, u64) {
-        let [messages, bytes] =
-            [record::DONE, record::BYTES].map(|at| self.words[at].load(Ordering::Relaxed));
-        (messages, bytes)
-    }
-
     /// `test` has reported a group of messages of these lengths complete.
     #[inline(never)]
     pub fn handle_group_done(&mut self, lengths: &[u32]) {

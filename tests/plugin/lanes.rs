@@ -48,13 +48,6 @@ fn one_lane_at_an_end_is_one_for_both() -> Result<()> {
     ranks_use(["1", "8"], [1, 1])
 }
 
-/// A sender with automatic lanes begins with one. A receiver with automatic lanes has as many as
-/// the sender wants.
-#[test]
-fn where_lanes_are_automatic_at_an_end_the_sender_has_its_own_number() -> Result<()> {
-    ranks_use(["auto", "2"], [1, 2])
-}
-
 /// Each device has six queue pairs for a connection each way: two are left for the second end, and
 /// the connection with that end has two lanes.
 #[test]

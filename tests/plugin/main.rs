@@ -2,7 +2,6 @@
 //! each file took longer than running it.
 
 mod async_events;
-mod automatic_lanes;
 #[path = "../common/mod.rs"]
 mod common;
 mod connect_calls;

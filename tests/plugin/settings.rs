@@ -103,27 +103,19 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
     Ok(())
 }
 
-/// What is automatic is said once for all devices that are alike in that.
 #[test]
-fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
-    let one = "softrnic0, softrnic1: 1 queue pair per connection and rail: ";
-    for (env, line) in [
-        (
-            ("NCCL_IB_ADAPTIVE_ROUTING", "0"),
-            "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 to 32768 MiB in",
-        ),
-        (("SOFTRNIC_LINK", "ib"), &*format!("{one}the port is InfiniBand")),
-        (("NCCL_IB_OOO_RQ", "1"), &*format!("{one}NCCL_IB_OOO_RQ=1: the fabric spreads packets")),
-        (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
-    ] {
-        let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "auto"), env])?;
-        assert_eq!(code, abi::ncclSuccess);
-        assert_eq!(log.iter().filter(|said| said.contains(line)).count(), 1, "{line}: {log:?}");
-    }
-    let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "automatic")])?;
+fn automatic_lanes_are_refused_and_other_settings_that_are_gone_are_named() -> Result<()> {
+    let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "auto")])?;
     assert_eq!(code, abi::ncclInvalidUsage);
-    let words = "FERRITE_LANES=automatic: a whole number from 1 to 8, or auto, is expected";
+    let words = "FERRITE_LANES=auto: a whole number from 1 to 8 is expected";
     assert!(log.iter().any(|said| said.contains(words)), "{log:?}");
+    let gone = [("FERRITE_LANES_AFTER_MB", "1"), ("FERRITE_LANES_BUDGET", "1")];
+    let (code, _, log) = init_with(require!(setting()), &gone)?;
+    assert_eq!(code, abi::ncclSuccess);
+    for (name, _) in gone {
+        let words = format!("ignores {name}: ");
+        assert!(log.iter().any(|said| said.contains(&words)), "{name}: {log:?}");
+    }
     Ok(())
 }
 

@@ -95,33 +95,6 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Each connection compares four queue pairs with one after a MiB, and all arrives before,
-/// meanwhile and after.
-pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
-    // A sender looks when a message is timed, and after 256 tests without success. There
-    // are few: this device sends within the call.
-    let setting = case.setting().env("FERRITE_LANES", "auto").env("FERRITE_LANES_AFTER_MB", "1");
-    let setting = setting.env("FERRITE_SAMPLE", "8");
-    pair(&setting, |worker| {
-        let bench = Bench::open(worker, case.transport()?, 1 << 20)?;
-        let device = format!("rxe{}", worker.rank());
-        let count = || connected_queue_pairs(&device);
-        assert_eq!(count(), 2, "one each way");
-        let mut had_four = false;
-        for round in 0..600 {
-            bench.exchange(worker, round, 100_000, 100_000)?;
-            if round % 10 == 9 {
-                // Both ends may be about to give them up.
-                let own = u64::from(count() == 8);
-                had_four |= own + worker.swap(own)? == 2;
-            }
-        }
-        assert!(had_four, "four each way");
-        carries(worker, &bench)
-    })?;
-    Ok(())
-}
-
 /// The port says that a message may have 8 MiB.
 pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
     pair(&case.setting(), |worker| {

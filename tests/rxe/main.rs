@@ -50,7 +50,6 @@ tests! {
     data::two_devices_at_once: [] [deep plugin];
     data::measured: [] [deep plugin];
     data::four_queue_pairs: [] [deep plugin stock];
-    data::lanes_that_come_by_themselves: [] [deep plugin];
     data::unequal_packets: [] [deep plugin];
     data::longer_than_the_port_allows: [] [deep plugin stock];
     data::two_hundred_connections: [] [deep plugin];

@@ -30,8 +30,7 @@
 //! | --- | --- |
 //! | `cts`, `imm` | the two formats of the data path |
 //! | [`send`] | the sending end, a message to post, and the space in send queues |
-//! | [`lanes`] | queue pairs with individual shares: which stays slow, how their paths are chosen, how many a process may have |
-//! | [`automatic_lanes`] | when a connection adds and drops lanes by itself, and how fast it is |
+//! | [`lanes`] | queue pairs with individual shares: which stays slow, and how their paths are chosen |
 //! | [`recv`] | the receiving end, an awaited message, and how many may be awaited |
 //! | `cts_window` | which clear-to-sends are sent when, and their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and the share of each rail or lane |
@@ -40,7 +39,7 @@
 //! | `explain` | what a stalled operation waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | inputs of a fuzzer: messages of peers, and schedules |
-//! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; the lanes of a connection driven by a seed |
+//! | `arrival_orders` | tests: every order of a few immediates |
 //! | `sample`, `malformed_input`, `exhaustive`, `random` | tests: what ends say at set-up; hostile peers; all values of small ranges |
 #![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
@@ -59,9 +58,6 @@
 
 #[cfg(test)]
 mod arrival_orders;
-pub mod automatic_lanes;
-#[cfg(test)]
-mod automatic_lanes_sim;
 mod codec;
 pub mod control;
 pub mod cts;

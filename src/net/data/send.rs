@@ -15,7 +15,6 @@ use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
-use crate::proto::automatic_lanes::{AutomaticLanes, Carried, LaneChange, Sent, Speed, Speeds};
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::Negotiated;
@@ -23,6 +22,7 @@ use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::missing_list::MissingList;
+use crate::proto::recovery::move_budget::{Carried, Speeds};
 use crate::proto::requests::{Entries, Entry, Progress, RequestId, SendRequest};
 use crate::proto::send::Unapplied;
 use crate::proto::send::{
@@ -121,8 +121,8 @@ pub struct SendPath {
     single: ImmediateWrite,
     /// Whether it has had one rail from the beginning.
     has_one_rail: bool,
-    /// `None`: it never has lanes.
-    lane_trials: Option<Box<LaneTrials>>,
+    /// `None`: its lanes never move to other paths.
+    carrying: Option<Box<Carrying>>,
     /// Whether the tags of messages are known to be ranks.
     tags_are_ranks: bool,
     /// Whether a message has been truncated and a warning logged.
@@ -143,7 +143,7 @@ impl SendComm {
         let trailing_immediate_above =
             if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let mut flow = SendFlow::new(terms.striping, weights);
-        if nic.plan.lanes {
+        if nic.config.lanes {
             flow.use_lanes();
         }
         let has_one_rail = terms.count == 1;
@@ -154,9 +154,7 @@ impl SendComm {
             terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        // If the peer does not split messages, its queue pairs are used round-robin, not as lanes.
-        let may_have_lanes = recovery.as_ref().filter(|_| terms.striping.is_split());
-        let lane_trials = may_have_lanes.and_then(|_| LaneTrials::new(&nic, qps.first_number()));
+        let may_move = recovery.is_some() && terms.striping.is_split() && qps.labels.are_used();
         let mut path = SendPath {
             flow,
             stall: Stall::new(nic.config.stall_ms, qps.round_trip),
@@ -168,7 +166,7 @@ impl SendComm {
             sticky_error,
             mode: Mode::Running,
             recovery: recovery.clone(),
-            lane_trials,
+            carrying: may_move.then(Box::default),
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,
@@ -745,8 +743,7 @@ impl Path for SendPath {
                 Ok(true) => {
                     let bytes = self.flow.bytes(RequestId::from_bits(id));
                     self.stats.handle_timed_done(Completed { messages: 1, bytes });
-                    let (_, sent) = self.stats.done();
-                    self.lane_trials.iter_mut().for_each(|trials| trials.handle_carried(sent));
+                    self.carrying.iter_mut().for_each(|carrying| carrying.handle_done());
                 }
                 Err(_) => self.stats.forget_timed(),
             }
@@ -806,20 +803,16 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     fn handle_due(&mut self, id: RequestId, tag: u32) {
-        // Also done after unsuccessful tests, which are rare where a device sends within the call.
-        self.look_at_lanes();
         self.stats.handle_due_send(id.to_bits(), Some(tag).filter(|_| self.tags_are_ranks));
         if self.stats.timed_request() == Some(id.to_bits())
             && let Some(place) = self.flow.place(id)
         {
             self.stats.set_timed_place(place);
             // This scans all requests, so do it only where it is needed.
-            let has_lanes = self.flow.has_lanes();
-            if let Some(trials) =
-                self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
-                && let Some((_, under_way)) = self.flow.unacknowledged()
+            if let Some(carrying) = self.carrying.as_mut().filter(|_| self.flow.has_lanes())
+                && let Some((_, bytes)) = self.flow.unacknowledged()
             {
-                trials.handle_begun(under_way);
+                carrying.begun = Some((clock::now(), bytes));
             }
         }
         name_operation(&mut self.stats, id);
@@ -916,12 +909,11 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     fn check_stall(&mut self) -> Result<()> {
-        self.look_at_lanes();
         if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
             && self.qps.labels.are_used()
         {
-            recovery
-                .report_slow_lane(qp, self.lane_trials.as_ref().and_then(|trials| trials.speed()));
+            let speed = self.carrying.as_ref().and_then(|carrying| carrying.speeds.speed());
+            recovery.report_slow_lane(qp, speed);
         }
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some())
         else {
@@ -944,7 +936,7 @@ impl SendPath {
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
         self.fast_up_to = self.fast_bytes();
-        self.lane_trials.iter_mut().for_each(|trials| trials.handle_new_queue_pairs());
+        self.carrying.iter_mut().for_each(|carrying| **carrying = Carrying::default());
     }
 
     /// The most bytes of a message that is one write on the only rail; 0 if no message is.
@@ -952,23 +944,6 @@ impl SendPath {
         let one_write_up_to = self.trailing_immediate_above.min(self.qps.striping.whole_up_to());
         let is_any = self.has_one_rail && !self.flow.has_lanes();
         if is_any { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 }
-    }
-
-    /// Adds or drops lanes where they are automatic.
-    #[inline(never)]
-    fn look_at_lanes(&mut self) {
-        let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else {
-            return;
-        };
-        let done = self.stats.done();
-        if !trials.is_due(done.1) {
-            return;
-        }
-        let striping = self.qps.striping;
-        let per_rail = if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 };
-        if let Some(change) = trials.look(done, (striping.rails(), per_rail)) {
-            recovery.request_lane_change(change);
-        }
     }
 
     /// Resends what has not arrived, as far as the send queues have room. The connection runs once
@@ -1071,79 +1046,21 @@ impl OtherWork {
     }
 }
 
-/// The measurements of one sender. The messages timed for the statistics are used.
-#[derive(Debug)]
-struct LaneTrials {
-    nic: Arc<Nic>,
-    /// `None`: the number of queue pairs is fixed.
-    automatic: Option<AutomaticLanes>,
+/// How fast the present queue pairs carry what is in flight. It measures the messages that are timed
+/// for the statistics.
+#[derive(Debug, Default)]
+struct Carrying {
     /// When the present measurement began, and how many bytes were in flight then.
     begun: Option<(Instant, u64)>,
-    /// Speeds over the present queue pairs.
     speeds: Speeds,
 }
 
-impl LaneTrials {
-    /// Measurements of a new sender of `nic` whose first queue pair has this number. `None`: it
-    /// never has lanes.
-    fn new(nic: &Arc<Nic>, qp_number: u32) -> Option<Box<Self>> {
-        let automatic = nic.plan.automatic_lanes(&nic.config, qp_number);
-        let new = || {
-            Box::new(Self {
-                nic: Arc::clone(nic),
-                automatic,
-                begun: None,
-                speeds: Speeds::default(),
-            })
-        };
-        nic.plan.lanes.then(new)
-    }
-
-    /// Whether measurements are needed: during a trial, and where lanes may move.
-    fn are_measuring(&self, has_lanes: bool) -> bool {
-        has_lanes || self.automatic.as_ref().is_some_and(AutomaticLanes::is_in_trial)
-    }
-
-    /// Records that the timed message is posted: `under_way` bytes are in flight with it.
-    fn handle_begun(&mut self, under_way: u64) {
-        self.begun = Some((clock::now(), under_way));
-    }
-
-    /// Records that the timed message is acknowledged, `sent` bytes after the beginning.
-    fn handle_carried(&mut self, sent: u64) {
-        let Some((begun, bytes)) = self.begun.take() else { return };
-        let carried = Carried {
-            bytes,
-            ns: u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX),
-        };
-        self.speeds.add(carried);
-        self.automatic.iter_mut().for_each(|lanes| lanes.handle_carried(sent, carried));
-    }
-
-    /// Restarts the measurements for new queue pairs.
-    fn handle_new_queue_pairs(&mut self) {
-        (self.begun, self.speeds) = (None, Speeds::default());
-        self.automatic.iter_mut().for_each(AutomaticLanes::handle_new_queue_pairs);
-    }
-
-    /// The speed over the present queue pairs, if known.
-    fn speed(&self) -> Option<Speed> {
-        self.speeds.speed()
-    }
-
-    /// Whether a decision is due after this many bytes.
-    fn is_due(&self, bytes: u64) -> bool {
-        self.automatic.as_ref().is_some_and(|lanes| lanes.is_due(bytes))
-    }
-
-    /// Adds or drops lanes where they are automatic. The sender has `per_rail` queue pairs on each
-    /// of its `rails`, and has sent this many `messages` and `bytes`.
-    fn look(
-        &mut self,
-        (messages, bytes): (u64, u64),
-        (rails, per_rail): (u8, u8),
-    ) -> Option<LaneChange> {
-        let has_room = self.nic.has_room_for_lanes();
-        self.automatic.as_mut()?.look(&Sent { messages, bytes, rails, per_rail, has_room })
+impl Carrying {
+    /// Records that the timed message is acknowledged.
+    fn handle_done(&mut self) {
+        if let Some((begun, bytes)) = self.begun.take() {
+            let ns = u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX);
+            self.speeds.add(Carried { bytes, ns });
+        }
     }
 }

@@ -6,7 +6,6 @@ use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::sysfs;
 use crate::net::background::watcher::Watcher;
-use crate::proto::lanes::LaneBudget;
 use crate::proto::recovery::move_budget::CardMoves;
 use crate::verbs::clock;
 use crate::verbs::context::{Context, DeviceAttributes};
@@ -34,8 +33,6 @@ pub struct Card {
     /// Its path in sysfs, which stays the same when it is lost and comes back.
     place: Option<PathBuf>,
     is_virtual: bool,
-    /// Queue pairs that automatic lanes may add in this process.
-    pub lanes: LaneBudget,
     /// The lane moves of all of its connections, and since when they are counted.
     moves: Mutex<CardMoves>,
     opened: Instant,
@@ -75,7 +72,6 @@ impl Card {
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
             place: sysfs::device_path(context.name()),
             is_virtual: sysfs::is_virtual_function(context.name()),
-            lanes: LaneBudget::new(config.lanes_budget),
             moves: Mutex::default(),
             opened: clock::now(),
         }))

@@ -1,8 +1,7 @@
 //! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
 //!
-//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`],
-//! [`queue_pair_plan`], [`pairing`] and [`round_trips`] ← [`nic`] ← [`networks`] and
-//! [`conn_memory`].
+//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`pairing`] and
+//! [`round_trips`] ← [`nic`] ← [`networks`] and [`conn_memory`].
 //!
 //! A card persists when its device is lost; the returning device is opened again, as another
 //! [`open_device::OpenDevice`]. Code that creates an object on a card uses the device that is open
@@ -16,7 +15,6 @@ pub mod networks;
 pub mod nic;
 pub mod open_device;
 pub mod pairing;
-pub mod queue_pair_plan;
 pub mod rail;
 pub mod round_trips;
 pub mod spares;

@@ -6,7 +6,6 @@
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;
-use super::queue_pair_plan::QueuePairPlan;
 use super::rail::Rail;
 use super::round_trips::RoundTrips;
 use super::spares::Spares;
@@ -44,8 +43,6 @@ pub struct Nic {
     pub spares: Spares,
     /// Settings.
     pub config: Arc<Config>,
-    /// The queue pairs of its connections.
-    pub plan: QueuePairPlan,
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
     start_workers: Arc<dyn PeriodicTask>,
@@ -126,10 +123,8 @@ impl Nic {
                 cards.push(Arc::clone(&rail.card));
             }
         }
-        let plan = QueuePairPlan::new(config, &rails);
         Self {
             name,
-            plan,
             rails,
             cards,
             spares,
@@ -214,14 +209,10 @@ impl Nic {
         &self.rails[0]
     }
 
-    /// Whether each of its cards has room for the lanes of one end of another connection.
-    pub fn has_room_for_lanes(&self) -> bool {
-        let on = |card: &Arc<Card>| {
-            self.rails.iter().filter(|rail| Arc::ptr_eq(&rail.card, card)).count() as u32
-        };
-        self.cards
-            .iter()
-            .all(|card| card.lanes.has(on(card) * u32::from(self.plan.most.saturating_sub(1))))
+    /// Whether slow lanes of its connections move to other paths. InfiniBand switches do not choose
+    /// paths by flow labels.
+    pub fn has_new_paths(&self) -> bool {
+        self.config.new_paths && !self.first().infiniband
     }
 
     /// Its own ports, each with its rail number and its device as open now.

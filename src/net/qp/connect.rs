@@ -411,7 +411,7 @@ pub fn path_to(
 /// # Errors
 /// The kernel gives no random numbers.
 pub fn flow_labels(nic: &Nic) -> Result<FlowLabels> {
-    match nic.plan.new_paths {
+    match nic.has_new_paths() {
         true => Ok(FlowLabels::random(u64::from_le_bytes(random::bytes()?))),
         false => Ok(FlowLabels::NONE),
     }

@@ -6,7 +6,6 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
-use crate::proto::lanes::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess, ResetQueuePair};
 use crate::verbs::sink::Sink;
@@ -46,9 +45,6 @@ pub(in crate::net) struct QpSetRail {
     entries: u32,
     /// The thread domain of the queue pairs, if any.
     thread: Option<Arc<ThreadDomain>>,
-    /// The share of the card's budget for its queue pairs except the first, where lanes are
-    /// automatic.
-    lanes: Option<LaneLease>,
     /// The path MTU, as an `ibv_mtu` code; the port's own until the peer's is known.
     pub(in crate::net) mtu: u8,
     /// The device's sink: the source of path tests, announced to the peer.
@@ -92,9 +88,8 @@ impl QpSetRail {
 impl InitRailQps {
     /// Creates up to `count` queue pairs on the port of a rail; fewer lanes if the device has no
     /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
-    /// which are left for other recovering connections; otherwise it creates the old number. Where
-    /// lanes are automatic, they must fit the card's budget, or there is only one. They use a queue
-    /// of `kept`, if one fits.
+    /// which are left for other recovering connections; otherwise it creates the old number. They
+    /// use a queue of `kept`, if one fits.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,
@@ -102,9 +97,6 @@ impl InitRailQps {
         caps: QpCaps,
         kept: &mut Vec<KeptQueue>,
     ) -> Result<Self> {
-        let lanes = lease(port, count);
-        let count =
-            if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
         let address = port.address_towards(towards)?;
         let mut entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
@@ -127,7 +119,9 @@ impl InitRailQps {
                     log_no_thread_domain(port, &error);
                     queue = CompletionQueue::new(&device.context, entries)?;
                 }
-                Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => {
+                Err(error)
+                    if !(nic.config.lanes || more_than.is_some()) || !is_exhausted(&error) =>
+                {
                     return Err(error);
                 }
                 Err(error) if qps.is_empty() => {
@@ -141,28 +135,10 @@ impl InitRailQps {
             }
         }
         let (port, mtu) = (Arc::clone(port), address.port.mtu);
-        let on = QpSetRail {
-            number: *number,
-            port,
-            device,
-            address,
-            queue,
-            entries,
-            thread,
-            lanes,
-            mtu,
-            sink,
-        };
-        let mut this = Self { on, qps };
-        this.truncate(count);
-        Ok(this)
-    }
-
-    /// Destroys those after the first `count`.
-    pub(super) fn truncate(&mut self, count: usize) {
-        self.qps.truncate(count);
-        let more = self.qps.len().saturating_sub(1) as u32;
-        self.on.lanes.iter_mut().for_each(|lanes| lanes.shrink(more));
+        let on =
+            QpSetRail { number: *number, port, device, address, queue, entries, thread, mtu, sink };
+        qps.truncate(count);
+        Ok(Self { on, qps })
     }
 
     pub(super) fn end(&self) -> Result<RailEnd> {
@@ -184,12 +160,6 @@ impl InitRailQps {
             qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
     }
-}
-
-/// The share of the budget for automatic lanes that `count` queue pairs take; `None` if it is too
-/// small or none is needed.
-fn lease(port: &Rail, count: usize) -> Option<LaneLease> {
-    port.card.lanes.take(count.saturating_sub(1) as u32).filter(|_| port.config.automatic_lanes)
 }
 
 /// Whether a device may have no more queue pairs, or no more memory for them.

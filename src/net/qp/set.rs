@@ -94,7 +94,7 @@ impl InitQpSet {
         let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;
         // The same number on each rail.
         let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-        rails.iter_mut().for_each(|rail| rail.truncate(count));
+        rails.iter_mut().for_each(|rail| rail.qps.truncate(count));
         let infiniband = nic.first().infiniband;
         let ends = rails.iter().map(InitRailQps::end).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
@@ -109,7 +109,7 @@ impl InitQpSet {
                 sysfs::host_name()
             ),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
-            split: nic.plan.split,
+            split: config.split,
             failover: config.failover,
             rails: ends,
         };
@@ -154,7 +154,7 @@ impl InitQpSet {
         self.endpoint.truncate(numbers.count().into(), terms.qps_per_rail());
         self.rails.retain(|rail| numbers.contains(rail.on.number));
         for rail in &mut self.rails {
-            rail.truncate(terms.qps_per_rail());
+            rail.qps.truncate(terms.qps_per_rail());
         }
     }
 }
@@ -269,11 +269,6 @@ impl QpSet {
             listened: self.listened,
         };
         std::mem::replace(self, empty)
-    }
-
-    /// The number of the first queue pair; 0 if there is none.
-    pub fn first_number(&self) -> u32 {
-        self.qps.first().map_or(0, |connected| connected.qp.number())
     }
 
     /// Bytes of inline data that all of them accept in a work request.

@@ -3,7 +3,6 @@
 //! NCCL's threads and the watchers only put events into the inbox. A thread of [`Workers`] takes
 //! them out, passes them to the state machine, and executes the resulting actions.
 
-use super::changes::{Change, Changes, LaneTurn};
 use super::devices::DevicesInUse;
 use super::end::{End, Owner};
 use super::inbox::{Inbox, Input};
@@ -20,7 +19,6 @@ use crate::net::peer::state::PeerState;
 use crate::net::qp::reach::Silent;
 use crate::net::qp::set::QpSet;
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::{LaneChange, Speed};
 use crate::proto::control::Time;
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::{Frame, Kind};
@@ -29,6 +27,7 @@ use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::machine::{Action, Role};
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::missing_list::MissingList;
+use crate::proto::recovery::move_budget::{MoveBudget, Speed};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -92,7 +91,10 @@ struct Work {
     noted: Option<Instant>,
     rails: ConnRails,
     new_qps: NewQps,
-    changes: Changes,
+    /// The budget of moves of lanes to other paths.
+    moves: MoveBudget,
+    /// The lane for which the peer was asked for a change that has not begun.
+    moving: Option<QpIndex>,
 }
 
 impl ConnRecovery {
@@ -108,7 +110,6 @@ impl ConnRecovery {
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up).over(terms.striping.rail_numbers());
         let new_qps = NewQps::new(nic, peer, role, terms, qps);
-        let changes = Changes::default();
         let work = Work {
             machine,
             is_draining: false,
@@ -117,7 +118,8 @@ impl ConnRecovery {
             noted: None,
             rails,
             new_qps,
-            changes,
+            moves: MoveBudget::default(),
+            moving: None,
         };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
@@ -233,7 +235,6 @@ impl ConnRecovery {
                     }
                 }
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
-                Input::Lanes(change) => self.change_lanes(work, change),
                 Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
             }
         }
@@ -340,7 +341,6 @@ impl ConnRecovery {
                 }
             }
             Action::Recovered { duration, attempts, rails } => {
-                work.changes.end_turn();
                 work.rails.handle_running(rails);
                 log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
             }
@@ -436,7 +436,9 @@ impl ConnRecovery {
             }
             // Before requests are handled: one may have had no answer.
             work.machine.handle_timeout(self.now());
-            self.ask_for_change(work);
+            if !work.machine.is_about_to_change() {
+                work.moving = None;
+            }
             if work.machine.waits_for_fence() && !end.is_reporting()? {
                 work.machine.handle_unreported(self.now());
             }
@@ -474,9 +476,8 @@ impl ConnRecovery {
             let stopped = *work.stopped.get_or_insert(now);
             Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
         };
-        let change = work.changes.next_try(now);
         let probe = is_doubted.then(|| now + PROBE_EVERY);
-        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change(looked)]
+        Ok([timeout, next_step, drain, look, probe, work.rails.next_change(looked)]
             .into_iter()
             .flatten()
             .min())
@@ -545,7 +546,7 @@ impl ConnRecovery {
     }
 }
 
-// Voluntary changes of queue pairs: more or fewer lanes, and other paths for slow lanes.
+// Voluntary changes of queue pairs: other paths for slow lanes.
 impl ConnRecovery {
     /// Sender: reports that the lane of queue pair `qp` has stayed slow while others have not.
     /// `speed` is that of the connection, if known.
@@ -556,49 +557,21 @@ impl ConnRecovery {
         }
     }
 
-    /// Sender: requests another number of queue pairs.
-    pub fn request_lane_change(&self, change: LaneChange) {
-        self.put_or_wait(Input::Lanes(change));
-    }
-
-    /// Records a request to add or drop lanes.
-    fn change_lanes(&self, work: &mut Work, change: LaneChange) {
-        work.changes.requested = Some(change);
-    }
-
-    /// Sends a requested change to the peer, if it is this connection's turn and nothing else is in
-    /// progress. Waits while the control connection is lost: the peer would not receive it, and the
-    /// present queue pairs are healthy.
-    fn ask_for_change(&self, work: &mut Work) {
-        if work.changes.asked.is_some() && !work.machine.is_about_to_change() {
-            match work.machine.is_running() {
-                true => work.changes.give_up(),
-                // The change or another one has begun.
-                false => work.changes.asked = None,
-            }
+    /// Forgets the latest move: the next slow lane may move at once.
+    #[cfg(test)]
+    pub fn allow_move(&self) {
+        // The simulator may call it in the middle of a job, which is then at a command to a device.
+        if let Ok(mut work) = self.work.try_lock() {
+            work.moves = MoveBudget::default();
         }
-        let Some(change) = work.changes.requested.filter(|_| self.peer.state().is_open()) else {
-            return;
-        };
-        let Some(turn) = LaneTurn::take() else { return };
-        if work.machine.handle_change_request(self.now(), cause_of_change(change)) {
-            (work.changes.requested, work.changes.turn) = (None, Some(turn));
-            work.changes.asked = Some(Change::Lanes(change));
-        }
+        self.next_move_ms.store(0, Ordering::Relaxed);
     }
 
     /// The peer has answered: applies the change to the next attempt.
     fn begin_change(&self, work: &mut Work) {
-        match work.changes.asked {
-            None => {}
-            Some(Change::Lanes(change)) => {
-                work.new_qps.request(change.per_rail);
-                log_lanes(&self.nic, &self.peer, change);
-            }
-            Some(Change::Move(qp)) => {
-                work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
-                log_move(&self.nic, &self.peer, qp);
-            }
+        if let Some(qp) = work.moving {
+            work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
+            log_move(&self.nic, &self.peer, qp);
         }
     }
 
@@ -608,24 +581,23 @@ impl ConnRecovery {
         let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else {
             return;
         };
-        // Anything else in progress is about to replace the queue pairs. For the control
-        // connection, see [`Self::ask_for_change`].
+        // Anything else in progress is about to replace the queue pairs. While the control
+        // connection is lost, the peer would not receive the request.
         if !work.machine.is_running() || !self.peer.state().is_open() {
             return;
         }
-        let Work { machine, changes, .. } = work;
+        let Work { machine, moves, .. } = work;
         let mut is_begun = false;
         let none_for = rail.card.move_lane(|| {
             let cause = || format!("to move slow lane {} to another path", qp.0);
-            is_begun =
-                changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
+            is_begun = moves.poll_move(now, speed) && machine.handle_change_request(now, cause());
             is_begun
         });
-        let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
+        let next = none_for.map_or_else(|| moves.next(), |none_for| now + none_for);
         // Rounded up, so that threads are not woken before the time has come.
         self.next_move_ms.store(next.as_millis() as u64 + 1, Ordering::Relaxed);
         if is_begun {
-            work.changes.asked = Some(Change::Move(qp));
+            work.moving = Some(qp);
         }
     }
 }
@@ -695,7 +667,6 @@ impl Job for ConnRecovery {
         let end = owner.end();
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
-            work.changes.end_turn();
             work.new_qps.give_up();
             self.count(false);
             self.handle_gone();
@@ -719,7 +690,6 @@ impl Job for ConnRecovery {
         match outcome {
             Ok(next) => next,
             Err(e) => {
-                work.changes.end_turn();
                 work.new_qps.give_up();
                 // Nothing is written to a buffer after the error.
                 if !work.machine.has_fenced()
@@ -764,14 +734,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a connection replaces its queue pairs, for messages.
-fn cause_of_change(LaneChange { per_rail, why }: LaneChange) -> String {
-    match per_rail {
-        1 => format!("to drop lanes: {why}"),
-        count => format!("to use {count} lanes per rail: {why}"),
-    }
-}
-
 // Log lines: one line for all connections that recover at the same time.
 
 /// The connection of `nic` to `peer` recovers from `cause`.
@@ -792,19 +754,6 @@ fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
         peer.peer()
     );
     match nic.notices.line("path", &text) {
-        Some(line) => log::info!("{line}"),
-        None => log::debug!("{text}"),
-    }
-}
-
-/// The connection requests another number of queue pairs.
-fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChange) {
-    let text = format!(
-        "{}: the connection to {} requests {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
-        nic.name,
-        peer.peer()
-    );
-    match nic.notices.line("lanes of a connection", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),
     }
@@ -910,15 +859,5 @@ mod tests {
         {
             assert!(end.contains(part), "{part}: {end}");
         }
-    }
-
-    #[test]
-    fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
-        let cause = |per_rail, why| cause_of_change(LaneChange { per_rail, why });
-        assert_eq!(cause(4, "large messages"), "to use 4 lanes per rail: large messages");
-        assert_eq!(
-            cause(1, "all lanes have carried as much"),
-            "to drop lanes: all lanes have carried as much"
-        );
     }
 }

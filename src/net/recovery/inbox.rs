@@ -1,8 +1,8 @@
 //! Events of one connection that have not been handled yet.
 
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::{LaneChange, Speed};
 use crate::proto::frame::Frame;
+use crate::proto::recovery::move_budget::Speed;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,8 +31,6 @@ pub(super) enum Input {
     QueuePairFailed,
     /// This lane has stayed slow; the connection has this speed, if known.
     SlowLane(QpIndex, Option<Speed>),
-    /// The sender is to use another number of queue pairs.
-    Lanes(LaneChange),
     /// A fault: these lanes acknowledge nothing, as a bit mask of queue pairs.
     LaggingLanes(u32),
     /// More than [`MOST`] events.

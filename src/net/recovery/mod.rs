@@ -9,7 +9,6 @@
 //! | [`conn`] | the recovery of one connection: its events, the state machine, the actions, the log lines |
 //! | [`inbox`] | events that are not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
-//! | `changes` | requested changes of lanes; one connection at a time changes their number |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | `devices` | the devices that a connection's queue pairs use; those of its own cards: lost, reopened, with or without its memory |
 //! | [`rails`] | which rails of a device are usable at present |
@@ -19,7 +18,6 @@
 //! the rest, and exist only while something recovers. Creating, connecting and destroying queue
 //! pairs may take milliseconds each, and resolving an address up to a second.
 
-mod changes;
 pub mod conn;
 mod devices;
 pub mod end;

@@ -43,11 +43,8 @@ pub struct NewQps {
     nic: Arc<Nic>,
     peer: Arc<PeerState>,
     role: Role,
-    /// Queue pairs on each rail. A receiver has no more than the sender.
+    /// Queue pairs on each rail, unless a device has fewer. A receiver has no more than the sender.
     per_rail: usize,
-    /// A sender's request for the next or the latest attempt. A failed one is not repeated.
-    requested: Option<usize>,
-    tried: Option<usize>,
     priority: Priority,
     labels: FlowLabels,
     /// The numbering of the queue pairs that were connected last.
@@ -107,17 +104,11 @@ impl NewQps {
         terms: &Negotiated,
         qps: &QpSet,
     ) -> Self {
-        let per_rail = match role {
-            Role::Sender => terms.qps_per_rail(),
-            Role::Receiver => terms.qps_per_rail().max(nic.plan.most.into()),
-        };
         Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
             role,
-            per_rail,
-            requested: None,
-            tried: None,
+            per_rail: terms.qps_per_rail(),
             priority: qps.priority,
             labels: qps.labels.clone(),
             striping: qps.striping,
@@ -138,12 +129,6 @@ impl NewQps {
     /// Destroys the queues that are kept on lost devices, which they would keep open.
     pub fn leave_lost_devices(&mut self) {
         self.kept.retain(|queue| !queue.is_lost());
-    }
-
-    /// In the next attempt, a sender tries to create this many queue pairs on each rail, or as many
-    /// as the receiver and the devices have. If that attempt fails, later ones use the old number.
-    pub fn request(&mut self, per_rail: u8) {
-        self.requested = Some(per_rail.into());
     }
 
     /// The rail number of a queue pair of those connected last.
@@ -169,8 +154,7 @@ impl NewQps {
     /// A port is down, or a device has no more queues.
     pub fn create(&mut self, end: &dyn End, ports: &[RailPort]) -> Result<Endpoint> {
         self.discard();
-        self.tried = self.requested.take();
-        let count = self.count(self.tried.unwrap_or(self.per_rail));
+        let count = self.count(self.per_rail);
         let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), &mut self.kept)?;
         end.describe(&mut qps)?;
         // Assumes that the peer's ports are those of the latest attempt.
@@ -439,7 +423,6 @@ impl NewQps {
     /// There are none.
     pub fn take(&mut self) -> Result<(QpSet, RailWeights)> {
         let taken = self.take_connected()?;
-        self.per_rail = self.tried.take().unwrap_or(self.per_rail);
         self.times.forget_failures();
         self.cut = None;
         self.kept.clear();

@@ -375,7 +375,7 @@ impl Connector {
         let mut qps = InitQpSet::new(
             nic,
             &ports,
-            (nic.plan.first.into(), None),
+            (nic.config.queue_pairs.into(), None),
             SENDER_QP_CAPS,
             &mut Vec::new(),
         )?;

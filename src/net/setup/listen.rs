@@ -436,7 +436,7 @@ impl Drop for Listener {
 /// Creates our end for the peer that sent `hello`.
 fn begin(nic: &Arc<Nic>, hello: Hello, rails: &mut Rails, class: Option<u8>) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-    let count = usize::from(nic.plan.most).min(offered);
+    let count = usize::from(nic.config.queue_pairs).min(offered);
     let ports = rails::pair_with(nic, &hello, rails)?;
     let idle = InitQpSet::new(nic, &ports, (count, None), RECEIVER_QP_CAPS, &mut Vec::new())?;
     let numbers = idle.rail_numbers();

@@ -309,7 +309,7 @@ fn ends_that_fence_soon_after_a_message_has_arrived_lose_none() {
 }
 
 #[test]
-fn requests_for_other_lanes_while_control_connection_and_rails_come_and_go_end_well() {
+fn requests_for_other_paths_while_control_connection_and_rails_come_and_go_end_well() {
     let (mut runs, mut recoveries) = (0, 0);
     run_seeds(100, "requests", |seed| {
         let outcome = recover(Random::new(seed), recovery_faults::Plan::with_requests);

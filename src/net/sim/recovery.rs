@@ -15,7 +15,6 @@ use crate::net::device::nic::Nic;
 use crate::net::peer::state::PeerState;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::LaneChange;
 use crate::proto::frame::Kind;
 use crate::proto::random::Random;
 use crate::proto::recovery::message::Message;
@@ -515,14 +514,9 @@ impl World {
                     recovery.report("nothing is acknowledged", 0).expect("no thread is needed");
                 }
             }
-            Fault::Changes(per_rail) => {
-                let change = LaneChange { per_rail, why: "the schedule" };
-                if let Some(recovery) = self.recovery_of(End::Sender) {
-                    recovery.request_lane_change(change);
-                }
-            }
             Fault::Moves(qp) => {
                 if let Some(recovery) = self.recovery_of(End::Sender) {
+                    recovery.allow_move();
                     recovery.report_slow_lane(QpIndex(qp), None);
                 }
             }

@@ -37,8 +37,7 @@ pub(super) enum Fault {
     ControlBreaks(Duration),
     /// An end does nothing for some time.
     Stops(End, Duration),
-    /// The sender asks for so many lanes on each rail, or for another path for one.
-    Changes(u8),
+    /// The sender asks for another path for a lane.
     Moves(u8),
     /// The devices of an end refuse so many commands.
     Refuses(End, u32),
@@ -121,7 +120,7 @@ impl Plan {
     pub(super) fn hasty(random: &mut Random, plan: &plan::Plan) -> Self {
         let last = 30 * plan.messages.len() as u64;
         let faults = (0..10).map(|_| {
-            let fault = if random.one_in(2) { change(random) } else { Fault::Stalled(end(random)) };
+            let fault = if random.one_in(2) { moves(random) } else { Fault::Stalled(end(random)) };
             (When::Step(random.below(last)), fault)
         });
         Self { is_hasty: true, ..Self::of(faults.collect()) }
@@ -134,7 +133,7 @@ impl Plan {
         let mut short = |most| Duration::from_micros(50 + random.below(most));
         let (port, control) = (short(20_000), short(4000));
         let kind = |random: &mut Random| match random.below(9) {
-            0..=4 => change(random),
+            0..=4 => moves(random),
             5 | 6 => Fault::ControlBreaks(control),
             _ => Fault::PortDown(end(random), random.index(64), port),
         };
@@ -169,7 +168,7 @@ impl Plan {
         let last = 30 * plan.messages.len() as u64;
         let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(20)));
         let changes = (0..1 + random.below(5))
-            .map(|_| (When::Step(random.below(last)), change(random)))
+            .map(|_| (When::Step(random.below(last)), moves(random)))
             .collect::<Vec<_>>();
         let faults = std::iter::once(breaks).chain(changes).collect();
         Self { is_quiet_until_back: true, ..Self::of(faults) }
@@ -211,11 +210,8 @@ fn some_rails(random: &mut Random) -> RailMask {
     RailMask(1 + random.below((1 << super::fabric::DEVICES) - 1) as u8)
 }
 
-fn change(random: &mut Random) -> Fault {
-    match random.one_in(3) {
-        true => Fault::Moves(random.below(16) as u8),
-        false => Fault::Changes(1 + random.below(4) as u8),
-    }
+fn moves(random: &mut Random) -> Fault {
+    Fault::Moves(random.below(16) as u8)
 }
 
 fn fault(random: &mut Random) -> Fault {
@@ -230,7 +226,7 @@ fn fault(random: &mut Random) -> Fault {
         7 | 8 => Fault::Stalled(end),
         9 | 10 => Fault::ControlBreaks(time),
         11 => Fault::Stops(end, time),
-        12 => change(random),
+        12 => moves(random),
         13 => Fault::QueueFails(end, which),
         14 => Fault::DeviceLost(end, which, time),
         15 => Fault::PollFails(end, which),

@@ -46,7 +46,7 @@
 //! | [`path_mtu`] | paths that lose only large packets |
 //! | [`reach`] | how long tests of new queue pairs wait |
 //! | [`rail_history`] | how long a rail waits after repeated falls or failed attempts |
-//! | [`move_budget`] | how often lanes may move to other paths |
+//! | [`move_budget`] | how often lanes may move to other paths, and whether that made a connection faster |
 
 pub mod machine;
 pub mod message;

@@ -1,12 +1,11 @@
 //! How often lanes may move to other paths. A move interrupts all traffic of the connection. In a
 //! ring whose members wait for each other, it interrupts that of all members.
 //!
-//! A connection judges each move by its speed before and after ([`crate::automatic_lanes::Speed`]).
+//! A connection judges each move by its speed before and after ([`Speed`]).
 //! A search continues while moves help, first after a second, then ever less often. After several
 //! useless moves in a row it rests, longer each time. All connections of a process on a card share
 //! a few moves for the beginning, and a few per hour after that.
 
-use crate::automatic_lanes::Speed;
 use crate::control::Time;
 use std::time::Duration;
 
@@ -58,8 +57,7 @@ impl MoveBudget {
             return false;
         }
         if let Some(before) = self.unjudged.take() {
-            let is_gain =
-                speed.zip(before).is_some_and(|(speed, before)| speed.is_gain(&before, GAIN));
+            let is_gain = speed.zip(before).is_some_and(|(speed, before)| speed.is_gain(&before));
             self.useless = if is_gain { 0 } else { self.useless + 1 };
             if self.useless >= MOST_USELESS {
                 self.rest = (2 * self.rest).clamp(FIRST_REST, LONGEST_REST);
@@ -106,6 +104,80 @@ impl CardMoves {
         self.since =
             if self.left == CARD_MOVES { now } else { self.since + more * CARD_MOVE_EVERY };
         self.left = self.left.saturating_sub(1);
+    }
+}
+
+/// Measurements per speed. The median counts, so a few slow ones do not.
+const MEASUREMENTS: usize = 16;
+
+/// How fast the network carries a sender's data in flight, independent of the application.
+///
+/// A measurement lasts from the posting of a message to its acknowledgement. In this time the
+/// network has carried everything that was in flight at its beginning. Pauses of the application
+/// between messages are not included: sending less does not look like a slower network.
+///
+/// The more is in flight, the smaller the part of latency in the time. That alone increases a
+/// speed, by at most the factor by which more is in flight. So a higher speed is only a gain if it
+/// grew by more than the data in flight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Bytes in flight at its beginning.
+    pub bytes: u64,
+    /// How long they took.
+    pub ns: u64,
+}
+
+/// The speed from a number of measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Speed {
+    /// Bytes per second: the median.
+    pub per_second: u64,
+    /// Bytes in flight: the median.
+    pub under_way: u64,
+}
+
+/// The latest measurements.
+#[derive(Debug, Clone, Default)]
+pub struct Speeds {
+    carried: [Carried; MEASUREMENTS],
+    count: usize,
+}
+
+impl Speeds {
+    /// Adds a measurement; it replaces the oldest one if there are enough.
+    pub fn add(&mut self, carried: Carried) {
+        self.carried[self.count % MEASUREMENTS] = carried;
+        self.count += 1;
+    }
+
+    /// The speed, if there are enough measurements.
+    pub fn speed(&self) -> Option<Speed> {
+        let median = |of: fn(&Carried) -> u64| {
+            let mut all = self.carried.each_ref().map(of);
+            all.sort_unstable();
+            all[MEASUREMENTS / 2]
+        };
+        (self.count >= MEASUREMENTS).then(|| Speed {
+            per_second: median(Carried::per_second),
+            under_way: median(|carried| carried.bytes),
+        })
+    }
+}
+
+impl Carried {
+    fn per_second(&self) -> u64 {
+        let speed = u128::from(self.bytes) * 1_000_000_000 / u128::from(self.ns.max(1));
+        u64::try_from(speed).unwrap_or(u64::MAX)
+    }
+}
+
+impl Speed {
+    /// Whether it is faster than `before` by more than [`GAIN`], and not because more is in flight.
+    fn is_gain(&self, before: &Self) -> bool {
+        let (most, least) = GAIN;
+        let times = |value: u64, factor: u64| u128::from(value) * u128::from(factor);
+        times(self.per_second, least) > times(before.per_second, most)
+            && times(self.under_way, least) <= times(before.under_way, most)
     }
 }
 
@@ -215,5 +287,63 @@ mod tests {
         let found = made(50_000, 50_001, &mut moves);
         assert_eq!(found, [50_000; 8]);
         assert_eq!(moves.next(), Time::from_secs(50_600));
+    }
+
+    /// The speed of a path of this latency and bandwidth, in ns and bytes in one of them, with
+    /// so much under way.
+    fn speed(latency: u64, bandwidth: u64, under_way: u64) -> Speed {
+        let mut speeds = Speeds::default();
+        (0..MEASUREMENTS).for_each(|_| {
+            speeds.add(Carried { bytes: under_way, ns: latency + under_way / bandwidth })
+        });
+        speeds.speed().expect("enough")
+    }
+
+    #[test]
+    fn there_is_a_speed_after_enough_measurements_and_long_ones_do_not_count() {
+        let mut speeds = Speeds::default();
+        for number in 0..MEASUREMENTS {
+            assert_eq!(speeds.speed(), None, "{number} measurements");
+            let ns = if number % 3 == 0 { 1_000_000_000 } else { 1000 };
+            speeds.add(Carried { bytes: 1 << 20, ns });
+        }
+        assert_eq!(
+            speeds.speed(),
+            Some(Speed { per_second: (1 << 20) * 1_000_000, under_way: 1 << 20 })
+        );
+        (0..MEASUREMENTS).for_each(|_| speeds.add(Carried { bytes: 1 << 20, ns: 2000 }));
+        assert_eq!(
+            speeds.speed().map(|speed| speed.per_second),
+            Some((1 << 20) * 500_000),
+            "the latest ones count"
+        );
+        (0..MEASUREMENTS).for_each(|_| speeds.add(Carried { bytes: u64::MAX, ns: 0 }));
+        assert_eq!(speeds.speed().map(|speed| speed.per_second), Some(u64::MAX));
+    }
+
+    /// Twice as much under way is nearly twice as fast where latency is most of the time.
+    #[test]
+    fn that_more_is_under_way_is_no_gain() {
+        for (latency, bandwidth) in [(10_000, 50), (100_000, 50), (1000, 1)] {
+            for (before, after) in
+                [(64 << 10, 128 << 10), (64 << 10, 512 << 10), (512 << 10, 590 << 10)]
+            {
+                let (before, after) =
+                    (speed(latency, bandwidth, before), speed(latency, bandwidth, after));
+                assert!(!after.is_gain(&before), "{before:?}, then {after:?}");
+            }
+        }
+        assert!(
+            speed(10_000, 50, 128 << 10).per_second
+                > speed(10_000, 50, 64 << 10).per_second * 17 / 16
+        );
+        assert!(
+            speed(10_000, 200, 512 << 10).is_gain(&speed(10_000, 50, 512 << 10)),
+            "a faster network is"
+        );
+        assert!(
+            speed(1000, 200, 256 << 10).is_gain(&speed(1000, 50, 512 << 10)),
+            "with less under way, too"
+        );
     }
 }
