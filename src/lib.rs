@@ -115,7 +115,6 @@
 //! | term | meaning |
 //! |---|---|
 //! | attempt | one try to recover a connection; number 0 is its set-up |
-//! | borrowed port | a port of another card that replaces a rail while no own port works |
 //! | card | what libibverbs opens as one device |
 //! | clear-to-send | 32 or 64 bytes that describe a receive buffer to the sender |
 //! | control connection | the TCP connection that all connections between two processes share |

@@ -19,7 +19,6 @@ use super::process::Process;
 use crate::error::{Error, Result};
 use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;
-use crate::net::device::card::Card;
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -29,7 +28,7 @@ use crate::proto::{MAX_GROUP, MAX_MESSAGE};
 use nccl::ncclResult_t;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
 
@@ -242,9 +241,7 @@ pub(super) unsafe fn register(
             }
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
-        let register = |nic: &Nic, others: &[Arc<Card>]| unsafe {
-            nic.register(data as u64, size, kind, dmabuf, others)
-        };
+        let register = |nic: &Nic| unsafe { nic.register(data as u64, size, kind, dmabuf) };
         let memory = known.add(register, MemoryHandle::allocate)?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }

@@ -162,7 +162,7 @@ mod tests {
 
     extern "C" fn answer(name: *const c_char) -> *const c_char {
         match text(name).as_deref() {
-            Some("NCCL_IB_TC" | "FERRITE_SPARE") => c"7".as_ptr(),
+            Some("NCCL_IB_TC" | "FERRITE_SAMPLE") => c"7".as_ptr(),
             _ => std::ptr::null(),
         }
     }
@@ -181,12 +181,12 @@ mod tests {
         let settings = with_plugin();
         assert_eq!(settings.line(), None);
         assert_eq!(settings.get("NCCL_IB_TC").as_deref(), Some("7"));
-        assert_eq!(settings.get("FERRITE_SPARE").as_deref(), Some("7"));
+        assert_eq!(settings.get("FERRITE_SAMPLE").as_deref(), Some("7"));
         assert_eq!(settings.get("PATH"), in_environment("PATH"), "the plugin does not know it");
         assert_eq!(settings.get("NCCL_IB_SL"), None);
         settings.get("NCCL_IB_TC");
         let line = settings.line().expect("it was told");
-        assert_eq!(line, "NCCL's environment plugin site says: FERRITE_SPARE=7, NCCL_IB_TC=7");
+        assert_eq!(line, "NCCL's environment plugin site says: FERRITE_SAMPLE=7, NCCL_IB_TC=7");
     }
 
     #[test]

@@ -104,8 +104,6 @@ pub struct Config {
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
-    /// A connection without a usable port borrows one of another card.
-    pub spare: bool,
     /// Seconds that a message may wait before it is reported. 0: never.
     pub hang_s: u64,
     /// [`Self::hang_s`] is set by the user, not the default.
@@ -276,7 +274,6 @@ impl Config {
             handshake_timeout_s: reader.number("FERRITE_HANDSHAKE_TIMEOUT")? as u64,
             failover: reader.flag("FERRITE_FAILOVER")?,
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,
-            spare: reader.flag("FERRITE_SPARE")?,
             give_up_s: reader.number("FERRITE_GIVE_UP")? as u64,
             hang_s: reader.number("FERRITE_HANG_SECONDS")? as u64,
             is_hang_set: reader.text("FERRITE_HANG_SECONDS").is_some(),
@@ -371,9 +368,6 @@ mod tests {
         assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));
         assert_eq!(recovery("FERRITE_FAILOVER", "0").expect("valid"), (false, 60, 120));
         assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
-        assert!(
-            !with("", "").expect("valid").spare && with("FERRITE_SPARE", "1").expect("valid").spare
-        );
         assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
     }
 

@@ -35,15 +35,6 @@ fn pci_address_in(path: &str) -> Option<u64> {
     u64::from_str_radix(&name.replace([':', '.'], ""), 16).ok()
 }
 
-/// The NUMA node of the RDMA device `device`, if the kernel knows it.
-pub fn numa_node(device: &str) -> Option<u32> {
-    fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node"))
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-}
-
 /// Whether `device` is a virtual PCI function.
 pub fn is_virtual_function(device: &str) -> bool {
     Path::new(CLASS).join(device).join("device/physfn").exists()

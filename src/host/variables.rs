@@ -249,11 +249,6 @@ pub const VARIABLES: &[Variable] = &[
         "seconds after which a recovery fails and both ends report an error",
     ),
     variable(
-        "FERRITE_SPARE",
-        Kind::Number(0, 1, 0),
-        "1: while none of its own ports works, a connection borrows a port of another card; 0: it waits",
-    ),
-    variable(
         "FERRITE_HANG_SECONDS",
         Kind::Number(0, 86_400, 10),
         "seconds after which a waiting message is reported; 0: never. If unset, each wait that ends by itself doubles it, up to 120",
@@ -368,6 +363,12 @@ pub const IGNORED: &[Ignored] = &[
         "NCCL_IB_OOO_RQ",
         "Ferrite does not use out-of-order receive queues",
         "Ethernet that spreads packets needs NCCL_IB_ADAPTIVE_ROUTING=1",
+        "0",
+    ),
+    missing(
+        "FERRITE_SPARE",
+        "Ferrite borrows no ports of other cards any more",
+        "a connection waits for a port of its own device; NCCL_NET_FORCE_MERGE makes one device of several cards",
         "0",
     ),
     replaced("FERRITE_LANES_*", "automatic lanes are gone; FERRITE_LANES is a number"),

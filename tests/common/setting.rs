@@ -14,10 +14,7 @@ use testkit::{Missing, program};
 pub(crate) fn setting() -> Result<Setting, Missing> {
     plugin()?;
     let verbs = Verbs::softrnic(&softrnic_library_folder()?).expect("it is there");
-    // Each process sees the other's device too, which a test of a port that falls does not mean to
-    // be a spare.
-    let setting = Setting::new(verbs).env("FERRITE_SPARE", "0");
-    Ok(setting
+    Ok(Setting::new(verbs)
         .env("FERRITE_HANDSHAKE_TIMEOUT", "20")
         .env("SOFTRNIC_STRICT", "1")
         .env("SOFTRNIC_ZERO_KEYS", "1"))

@@ -109,7 +109,8 @@ fn automatic_lanes_are_refused_and_other_settings_that_are_gone_are_named() -> R
     assert_eq!(code, abi::ncclInvalidUsage);
     let words = "FERRITE_LANES=auto: a whole number from 1 to 8 is expected";
     assert!(log.iter().any(|said| said.contains(words)), "{log:?}");
-    let gone = [("FERRITE_LANES_AFTER_MB", "1"), ("FERRITE_LANES_BUDGET", "1")];
+    let gone =
+        [("FERRITE_SPARE", "1"), ("FERRITE_LANES_AFTER_MB", "1"), ("FERRITE_LANES_BUDGET", "1")];
     let (code, _, log) = init_with(require!(setting()), &gone)?;
     assert_eq!(code, abi::ncclSuccess);
     for (name, _) in gone {

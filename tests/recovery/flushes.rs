@@ -5,7 +5,6 @@ use crate::common::flushes::Flushes;
 use crate::common::log::said;
 use crate::common::stat::devices;
 use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port};
-use crate::spare;
 use crate::stream::{SHORT, Stream};
 use lab::error::Result;
 use lab::nccl::abi;
@@ -162,25 +161,6 @@ fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
         finish(&flushes, worker, again)?;
         worker.barrier()?;
         trigger.close_at_once()?;
-        flushes.close(worker)
-    })
-}
-
-/// The own port stays down: the read goes over the other one, with the key that the memory has
-/// there.
-#[test]
-fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> Result<()> {
-    spare::run("", &[], |worker| {
-        let flushes = open(worker)?;
-        worker.barrier()?;
-        if worker.rank() == 0 {
-            fall();
-            let request = begin(&flushes)?;
-            wait_until("a borrowed port", || said(&[spare::BORROWED[0]]));
-            finish(&flushes, worker, request)?;
-        }
-        worker.barrier()?;
-        flushes.exchange(worker, BYTES)?;
         flushes.close(worker)
     })
 }

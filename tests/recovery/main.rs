@@ -23,7 +23,6 @@ mod ports;
 mod rails;
 mod resets;
 mod set_up;
-mod spare;
 mod stalls;
 mod stream;
 mod unpolled;

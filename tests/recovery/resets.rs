@@ -3,7 +3,6 @@
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::common::setting::set;
 use crate::errors::ends_with;
 use crate::fabric::{
     Fabric, all_arrives, all_arrives_on_each_fabric, applied, begin_softrnic, end, exchange_until,
@@ -343,39 +342,6 @@ fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
         stream.exchange(worker, 50)?;
         end(worker, stream)
     })
-}
-
-/// A port of another card is borrowed while the own device is away, which is then used again.
-#[test]
-fn a_connection_goes_back_from_a_borrowed_port_to_its_own_device() -> Result<()> {
-    let env = [("SOFTRNIC_DEVICES", "4"), ("FERRITE_SPARE", "1")];
-    run(Fabric::OneRail, &env, |worker| {
-        set("NCCL_IB_HCA", ["=softrnic0,softrnic2", "=softrnic1"][worker.rank()]);
-        let mut stream = Stream::open(worker, SHORT)?;
-        stream.exchange(worker, 20)?;
-        worker.barrier()?;
-        if worker.rank() == 0 {
-            inject_only("device-fatal=1s device=softrnic0 times=1");
-        }
-        exchange_until(worker, &mut stream, "a borrowed port", || {
-            said(&["over the borrowed port softrnic2"])
-        })?;
-        exchange_until(worker, &mut stream, "the own device", || {
-            said(&["is recovering", "to use a port of softrnic0 again"]) || own()
-        })?;
-        stream.exchange(worker, 50)?;
-        end(worker, stream)
-    })
-}
-
-/// Whether the latest connection that has gone on has done so over its own port.
-fn own() -> bool {
-    let lines = lab::nccl::debug_log::lines();
-    lines
-        .iter()
-        .rev()
-        .find(|line| line.contains(" recovered"))
-        .is_some_and(|line| !line.contains("borrowed"))
 }
 
 #[test]

@@ -144,8 +144,6 @@ enum PortsName {
     One,
     /// Two on each side, as one device
     Two,
-    /// One on each side, and another that is not used
-    Spare,
 }
 
 /// What is run once a repetition.
@@ -261,7 +259,6 @@ impl Outlast {
         let ports = match self.ports {
             PortsName::One => Ports::One,
             PortsName::Two => Ports::Two,
-            PortsName::Spare => Ports::OneOfTwo,
         };
         let pause = self.pause_at.zip(self.pause.map(|pause| pause.as_millis() as u64));
         let own = (steps, self.lasting);

@@ -147,8 +147,6 @@ impl OutlastRequest {
         setting = setting
             .env("NCCL_IB_MERGE_NICS", if is_fused { "1" } else { "0" })
             .env("NCCL_SOCKET_IFNAME", "lo")
-            // Each process sees the other's devices too, as if they were spare ones of its own.
-            .env("FERRITE_SPARE", if self.ports == Ports::OneOfTwo { "1" } else { "0" })
             .env("SOFTRNIC_QUIET", "1")
             .env("SOFTRNIC_DEVICES", if self.ports == Ports::One { "2" } else { "4" })
             .env("SOFTRNIC_SEED", self.seed.to_string());
@@ -167,7 +165,6 @@ impl OutlastRequest {
             source: self.source.clone(),
             verbs,
             is_fused,
-            devices: if self.ports == Ports::OneOfTwo { [Some(0), Some(2)] } else { [None, None] },
             stream: self.stream.clone(),
             line_faults: line_faults.collect(),
         })?;

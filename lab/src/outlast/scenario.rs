@@ -25,8 +25,6 @@ const RETRIES_134_MS: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_
 pub(crate) enum Ports {
     /// softrnic0 and softrnic1.
     One,
-    /// softrnic0 and softrnic2; softrnic1 and softrnic3 are there and not used.
-    OneOfTwo,
     /// softrnic0 and 1 as one device, softrnic2 and 3 as one.
     Two,
 }
@@ -327,13 +325,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         2000,
         &[(500, "kill receiver")],
     ),
-    scenario(
-        "spare-port",
-        "one port, which goes down for good; the other card's port is up and reaches the peer",
-        Ports::OneOfTwo,
-        4000,
-        &[(500, "port softrnic0/1 down")],
-    ),
     Scenario {
         name: "random",
         claim: "two ports; faults of every kind that ends, at random times, some while another one lasts",
@@ -617,9 +608,6 @@ pub(crate) struct OutlastJob {
     pub(crate) verbs: Verbs,
     /// Whether the transport is to use two ports as one device.
     pub(crate) is_fused: bool,
-    /// The device of each rank, where it is not fused; `None` as for
-    /// [`Transport::device_of`](crate::transport::instance::Transport::device_of).
-    pub(crate) devices: [Option<usize>; 2],
     /// The messages.
     pub(crate) stream: StreamPlan,
     /// Faults of the TCP connection, and how many milliseconds after the start of the stream.

@@ -43,7 +43,7 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     let transport = Transport::open(&job.source)?;
     let device = match job.is_fused {
         true => instance::device_of(&transport, worker.rank())?,
-        false => transport.device_of(worker.rank(), job.devices[worker.rank()])?,
+        false => transport.device_of(worker.rank(), None)?,
     };
     job.verbs.prove()?;
     let identity = transport.identity();

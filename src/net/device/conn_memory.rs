@@ -1,11 +1,8 @@
-//! The memory that NCCL has registered for one connection: on the device's own cards, and on the
-//! card of a borrowed port.
+//! The memory that NCCL has registered for one connection.
 //!
 //! NCCL holds its handles as long as it likes. Their keys depend on the devices of the connection's
-//! rails. A rail may use a port of another card for a while. A lost card is opened again when it
-//! comes back, as another device.
+//! rails. A lost card is opened again when it comes back, as another device.
 
-use super::card::Card;
 use super::nic::Nic;
 use super::open_device::{LOSS_LIMIT, OpenDevice};
 use crate::error::Result;
@@ -40,8 +37,6 @@ struct State {
     holders: WeakRegistry<dyn Holder>,
     /// By rail: the device whose keys are used there.
     in_use: [Weak<OpenDevice>; MAX_RAILS],
-    /// Cards of other devices on which new memory is also registered.
-    cards: Vec<Arc<Card>>,
 }
 
 impl ConnMemory {
@@ -52,29 +47,28 @@ impl ConnMemory {
         peer: &Arc<PeerState>,
         devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>,
     ) -> Arc<Self> {
-        let state =
-            State { holders: WeakRegistry::new(0), in_use: Default::default(), cards: Vec::new() };
+        let state = State { holders: WeakRegistry::new(0), in_use: Default::default() };
         let this = Self { nic: Arc::clone(nic), peer: Arc::clone(peer), state: Mutex::new(state) };
         this.use_devices(devices);
         Arc::new(this)
     }
 
-    /// Adds the memory that `register` registers with the connection's device and these other
-    /// cards. Returns the result of `hold` for its handle. Waits for a device that does not work
+    /// Adds the memory that `register` registers with the connection's device. Returns the result of
+    /// `hold` for its handle. Waits for a device that does not work
     /// until it works again or is lost, at most [`LOSS_LIMIT`].
     ///
     /// # Errors
     /// As for `register`.
     pub fn add<H: Holder + 'static>(
         &self,
-        register: impl Fn(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
+        register: impl Fn(&Nic) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
         let begun = clock::now();
         loop {
             // Locked meanwhile: the devices in use must not change before the handle is known here.
             let mut state = self.lock();
-            let memory = match register(&self.nic, &state.cards) {
+            let memory = match register(&self.nic) {
                 Ok(memory) => memory,
                 Err(e)
                     if !(e.is_recoverable
@@ -122,29 +116,8 @@ impl ConnMemory {
     /// # Errors
     /// Some of it cannot be registered there, as for [`MrHandle::extend`].
     pub fn renew(&self, device: &OpenDevice) -> Result<()> {
-        self.lock().extend(device)
-    }
-
-    /// Registers all memory, also new memory from now on, on `card` of another device. No work
-    /// request may be posted meanwhile. Returns the card's device.
-    ///
-    /// # Errors
-    /// The card is lost, or some of the memory cannot be registered there.
-    pub fn extend(&self, card: &Arc<Card>) -> Result<Arc<OpenDevice>> {
-        let mut state = self.lock();
-        let device = card.living_device()?;
-        state.extend(&device)?;
-        if !state.cards.iter().any(|known| Arc::ptr_eq(known, card)) {
-            state.cards.push(Arc::clone(card));
-        }
-        // The device may have been in use before: memory registered since has no keys of it.
-        state.holders.all().iter().for_each(|holder| state.use_keys(holder.memory()));
-        Ok(device)
-    }
-
-    /// Stops registering new memory on `card`, which belongs to another device and is not in use.
-    pub fn leave(&self, card: &Arc<Card>) {
-        self.lock().cards.retain(|known| !Arc::ptr_eq(known, card));
+        let holders = self.lock().holders.all();
+        holders.iter().try_for_each(|holder| holder.memory().extend(&device.regions))
     }
 
     /// The connection now uses the rails on `devices`, each with its number, and no others: all
@@ -198,10 +171,6 @@ impl ConnMemory {
 }
 
 impl State {
-    fn extend(&self, device: &OpenDevice) -> Result<()> {
-        self.holders.all().iter().try_for_each(|holder| holder.memory().extend(&device.regions))
-    }
-
     /// A lost device among those in use.
     fn lost(&self) -> Option<Arc<OpenDevice>> {
         self.in_use.iter().filter_map(Weak::upgrade).find(|device| device.is_lost())

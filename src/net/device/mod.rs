@@ -1,6 +1,6 @@
 //! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
 //!
-//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`pairing`] and
+//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`pairing`] and
 //! [`round_trips`] ← [`nic`] ← [`networks`] and [`conn_memory`].
 //!
 //! A card persists when its device is lost; the returning device is opened again, as another
@@ -17,4 +17,3 @@ pub mod open_device;
 pub mod pairing;
 pub mod rail;
 pub mod round_trips;
-pub mod spares;

@@ -8,7 +8,6 @@ use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;
 use super::rail::Rail;
 use super::round_trips::RoundTrips;
-use super::spares::Spares;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::net::background::notices::Notices;
@@ -39,8 +38,6 @@ pub struct Nic {
     /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI
     /// function of a card separately.
     pub cards: Vec<Arc<Card>>,
-    /// Ports of other devices that its connections may borrow.
-    pub spares: Spares,
     /// Settings.
     pub config: Arc<Config>,
     /// Threads that recover connections.
@@ -97,24 +94,17 @@ impl Nic {
                 None => groups.push(vec![Arc::clone(rail)]),
             }
         }
-        let new =
-            |group: Vec<Arc<Rail>>| Arc::new(Self::new(group, &rails, config, workers, explainer));
+        let new = |group| Arc::new(Self::new(group, config, workers, explainer));
         groups.into_iter().map(new).collect()
     }
 
-    /// The device with `rails`, of `all` ports.
+    /// The device with `rails`.
     fn new(
         rails: Vec<Arc<Rail>>,
-        all: &[Arc<Rail>],
         config: &Arc<Config>,
         workers: &Arc<Workers>,
         explainer: &Arc<Explainer>,
     ) -> Self {
-        let spares = if config.failover && config.spare {
-            Spares::of(&rails, all)
-        } else {
-            Spares::default()
-        };
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -127,7 +117,6 @@ impl Nic {
             name,
             rails,
             cards,
-            spares,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
             start_workers: Arc::new(StartWorkers(Arc::clone(workers))),
@@ -143,18 +132,12 @@ impl Nic {
         if self.rails.len() == 1 {
             return vec![Arc::clone(self)];
         }
-        let all = self.ports_around();
-        self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)], &all))).collect()
+        self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)]))).collect()
     }
 
-    /// A device with other `rails`, of `all` ports, which shares the common objects of this one.
-    fn like(&self, rails: Vec<Arc<Rail>>, all: &[Arc<Rail>]) -> Self {
-        Self::new(rails, all, &self.config, &self.workers, &self.explainer)
-    }
-
-    /// Its ports, and those that it may borrow.
-    fn ports_around(&self) -> Vec<Arc<Rail>> {
-        self.rails.iter().cloned().chain(self.spares.by_preference()).collect()
+    /// A device with other `rails`, which shares the common objects of this one.
+    fn like(&self, rails: Vec<Arc<Rail>>) -> Self {
+        Self::new(rails, &self.config, &self.workers, &self.explainer)
     }
 
     /// The device of all `ports`, which are devices of one port each. With `any`, they may be of
@@ -185,11 +168,7 @@ impl Nic {
             () if !ports.iter().all(fits) => refused(
                 "they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)",
             ),
-            () => {
-                let rails = ports.iter().flat_map(|port| &port.rails).cloned().collect();
-                // A port may also borrow its sister ports on other cards, unless they are members.
-                Ok(of.like(rails, &of.ports_around()))
-            }
+            () => Ok(of.like(ports.iter().flat_map(|port| &port.rails).cloned().collect())),
         }
     }
 
@@ -228,8 +207,8 @@ impl Nic {
             .collect()
     }
 
-    /// Registers `size` bytes at `addr` on `others` and on every card, through a dma-buf descriptor
-    /// and offset if given. If connections recover, lost cards are skipped: the memory is
+    /// Registers `size` bytes at `addr` on every card, through a dma-buf descriptor and offset if
+    /// given. If connections recover, lost cards are skipped: the memory is
     /// registered there when they are back.
     ///
     /// # Errors
@@ -243,9 +222,8 @@ impl Nic {
         size: usize,
         kind: MemoryKind,
         dmabuf: Option<(RawFd, u64)>,
-        others: &[Arc<Card>],
     ) -> Result<MrHandle> {
-        let devices = self.cards.iter().chain(others).map(|card| card.device());
+        let devices = self.cards.iter().map(|card| card.device());
         let devices: Vec<_> =
             devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
         // SAFETY: the caller keeps the memory mapped.

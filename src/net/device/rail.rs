@@ -12,7 +12,7 @@ use crate::host::sysfs;
 use crate::verbs::context::{Context, LinkLayer, PortAttributes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An active port of a card.
 #[derive(Debug)]
@@ -33,8 +33,6 @@ pub struct Rail {
     pub config: Arc<Config>,
     /// Its GID table.
     gids: GidTable,
-    /// How many connections of other devices use it.
-    pub borrowers: AtomicU32,
     /// Whether it has been logged that peers are in another network.
     has_logged_networks: AtomicBool,
 }
@@ -140,7 +138,6 @@ impl Rail {
             infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
             gids: GidTable::new(card, port),
-            borrowers: AtomicU32::new(0),
             has_logged_networks: AtomicBool::new(false),
         }))
     }

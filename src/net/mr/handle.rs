@@ -1,6 +1,5 @@
-//! NCCL's handle of registered memory: a memory region on every card of a device, and on those of
-//! borrowed ports. It survives the loss of a card, which gets another region when it is opened
-//! again.
+//! NCCL's handle of registered memory: a memory region on every card of a device. It survives the
+//! loss of a card, which gets another region when it is opened again.
 
 #![allow(unsafe_code)]
 

@@ -35,7 +35,7 @@ pub struct RailPort {
 pub(in crate::net) struct QpSetRail {
     /// The rail's number.
     pub(in crate::net) number: u8,
-    /// The port that it uses: the device's own, or one of another card.
+    /// The port that it uses.
     pub(in crate::net) port: Arc<Rail>,
     /// The port's device as it was open when the queue pairs were created.
     pub(in crate::net) device: Arc<OpenDevice>,

@@ -61,8 +61,6 @@ pub struct ConnRecovery {
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
-    /// This object, to receive port events.
-    listener: OnceLock<Weak<dyn PortListener>>,
     start: Instant,
     /// Whether it is counted as recovering.
     is_recovering: AtomicBool,
@@ -128,7 +126,6 @@ impl ConnRecovery {
             owner: OnceLock::new(),
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
-            listener: OnceLock::new(),
             start: clock::now(),
             is_recovering: AtomicBool::new(false),
             is_under_way: AtomicBool::new(false),
@@ -149,7 +146,6 @@ impl ConnRecovery {
         let events: Weak<Self> = Arc::downgrade(self);
         self.peer.on_recovery_events(events);
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
-        self.listener.get_or_init(|| Arc::downgrade(&ports));
         self.nic.watch_ports(&ports);
         // Losses before this point were not reported to this connection.
         self.handle_loss();
@@ -241,11 +237,9 @@ impl ConnRecovery {
     }
 
     fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
-        if let Some(listener) = self.listener.get() {
-            let in_use =
-                if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
-            work.rails.look(end.memory(), listener, (work.machine.usable_by_peer(), in_use));
-        }
+        let in_use =
+            if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
+        work.rails.look(end.memory(), (work.machine.usable_by_peer(), in_use));
         work.new_qps.leave_lost_devices();
         let (now, usable) = (self.now(), work.rails.usable());
         let failed = self.in_use.lost(work.machine.rails());
@@ -261,9 +255,6 @@ impl ConnRecovery {
             };
             warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
-        } else if work.machine.is_running() && work.rails.is_loan_over() {
-            work.machine
-                .handle_change_request(now, format!("to use a port of {} again", self.nic.name));
         }
         work.machine.handle_usable(now, usable);
     }
@@ -298,14 +289,14 @@ impl ConnRecovery {
                 self.look_at_ports(work, end);
             }
             Action::Create { attempt, rails } => {
-                let ports = work.rails.ports_for_attempt(attempt, rails);
+                let ports = work.rails.ports(rails);
                 let created = ports.and_then(|ports| work.new_qps.create(end, &ports));
                 let created = created.map_err(|e| self.describe_failure(work, &e));
                 work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
                 work.rails.learn(work.machine.usable_by_peer(), rails, &remote);
-                let ports = work.rails.ports_for_attempt(attempt, rails);
+                let ports = work.rails.ports(rails);
                 if let Err(e) =
                     ports.and_then(|ports| work.new_qps.connect(end, attempt, &ports, remote))
                 {
@@ -471,7 +462,7 @@ impl ConnRecovery {
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = if work.machine.is_running() {
             work.stopped = None;
-            work.rails.borrowing().map(|_| now + LOOK_SELDOM)
+            None
         } else {
             let stopped = *work.stopped.get_or_insert(now);
             Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
@@ -674,7 +665,7 @@ impl Job for ConnRecovery {
         }
         let looked = clock::now();
         let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());
-        if !work.machine.is_running() || !is_whole || work.rails.borrowing().is_some() {
+        if !work.machine.is_running() || !is_whole {
             self.look_at_ports(&mut work, end);
         }
         let others = self
@@ -682,8 +673,7 @@ impl Job for ConnRecovery {
             .recovering()
             .saturating_sub(u32::from(self.is_recovering.load(Ordering::Relaxed)));
         work.machine.handle_others(others);
-        let is_hopeless = !work.machine.is_running() && self.nic.spares.is_empty();
-        let hopeless = work.rails.devices.hopeless().filter(|_| is_hopeless);
+        let hopeless = work.rails.devices.hopeless().filter(|_| !work.machine.is_running());
         let outcome = hopeless.map_or_else(|| self.run_all(&mut work, end, looked), Err);
         self.is_under_way.store(work.machine.has_fenced(), Ordering::Relaxed);
         self.count(outcome.is_ok() && !work.machine.is_running());
@@ -783,11 +773,7 @@ fn log_recovered(
     (duration, attempts, in_use): (Duration, u32, RailMask),
 ) {
     let all = rails.all();
-    let of = match rails.borrowing() {
-        Some(rail) => format!(" over the borrowed port {}", rails.names(RailMask::only(rail))),
-        None if in_use == all => String::new(),
-        None => format!(" on rail(s) {in_use} of {all}"),
-    };
+    let of = if in_use == all { String::new() } else { format!(" on rail(s) {in_use} of {all}") };
     let (name, peer, ms) = (&nic.name, peer.peer(), duration.as_millis());
     let text =
         format!("{name}: connection to {peer} recovered{of} in {ms} ms ({attempts} attempt(s))");

@@ -12,7 +12,6 @@
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | `devices` | the devices that a connection's queue pairs use; those of its own cards: lost, reopened, with or without its memory |
 //! | [`rails`] | which rails of a device are usable at present |
-//! | `spare` | the port of another card, borrowed while none of its own is usable |
 //!
 //! NCCL's threads only report faults here. The threads of [`crate::net::background::workers`] do
 //! the rest, and exist only while something recovers. Creating, connecting and destroying queue
@@ -24,4 +23,3 @@ pub mod end;
 mod inbox;
 mod new_qps;
 pub mod rails;
-mod spare;

@@ -1,13 +1,11 @@
 //! Which rails of a device are usable at present.
 
 use super::devices::ConnDevices;
-use super::spare::{SparePort, Wanted};
 use crate::error::{Error, Result};
 use crate::host::gid;
-use crate::net::background::port_listeners::PortListener;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
-use crate::net::device::pairing::{Nearness, Pairs, Wanted as WantedPairs, pair};
+use crate::net::device::pairing::{Nearness, Pairs, Wanted, pair};
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::set::QpSet;
@@ -17,7 +15,7 @@ use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::rail_history::wait_after_failures;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::verbs::clock;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A rail that is not used for a while.
@@ -37,8 +35,7 @@ impl Avoided {
     }
 }
 
-/// The rails of a connection, with the addresses that they had when it was set up, and the port
-/// that stands in for one of them.
+/// The rails of a connection, with the addresses that they had when it was set up.
 #[derive(Debug)]
 pub struct ConnRails {
     nic: Arc<Nic>,
@@ -64,7 +61,6 @@ pub struct ConnRails {
     avoided: [Option<Avoided>; MAX_RAILS],
     /// The devices that they are on.
     pub devices: ConnDevices,
-    spare: SparePort,
 }
 
 impl ConnRails {
@@ -80,7 +76,7 @@ impl ConnRails {
             is_routed &= on.port.nearness_of(&on.address, &end.gid) != Nearness::Near;
             pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
-        let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
+        let devices = ConnDevices::of(nic, qps);
         let (all, avoided, run) =
             (RailMask::first(count), Default::default(), qps.striping.rail_numbers());
         let (nic, listened) =
@@ -98,7 +94,6 @@ impl ConnRails {
             is_routed,
             avoided,
             devices,
-            spare,
         };
         (all - run).iter().for_each(|rail| this.avoid(rail));
         this
@@ -138,17 +133,9 @@ impl ConnRails {
         if (usable & wanted).is_empty() { usable } else { usable & wanted }
     }
 
-    /// Checks whether lost devices are back, and whether to borrow or return a port. It does the
-    /// latter only when at rest: there are no queue pairs, not even of an attempt. `peer` is the
-    /// mask of rails that the peer can use, `fixed` that of rails with queue pairs. `listener`
-    /// receives the port's events.
-    pub fn look(
-        &mut self,
-        memory: &ConnMemory,
-        listener: &Weak<dyn PortListener>,
-        (peer, fixed): (RailMask, RailMask),
-    ) {
-        let is_at_rest = fixed.is_empty();
+    /// Checks whether lost devices are back. `peer` is the mask of rails that the peer can use,
+    /// `fixed` that of rails with queue pairs.
+    pub fn look(&mut self, memory: &ConnMemory, (peer, fixed): (RailMask, RailMask)) {
         self.devices.look(memory);
         // The peer's address may have changed on a rail that was tried and has no port here.
         // Another try learns it.
@@ -163,28 +150,6 @@ impl ConnRails {
         if self.role == Role::Receiver {
             self.pair(peer, fixed);
         }
-        if self.nic.spares.is_empty() {
-            return;
-        }
-        let own = self.mask(|number| {
-            self.own_port(number).is_some_and(|own| self.is_addressable(number, own))
-        });
-        self.spare.handle_own(!own.is_empty());
-        if !is_at_rest {
-            return;
-        }
-        // Meanwhile a placeholder that has borrowed nothing.
-        let mut spare = std::mem::replace(&mut self.spare, SparePort::new(Role::Sender));
-        let rail = (self.all() & peer)
-            .iter()
-            .next()
-            .or_else(|| self.all().iter().next())
-            .unwrap_or_default();
-        spare.settle(memory, |port| self.is_addressable(rail.into(), port));
-        spare.borrow(Wanted { rail, nic: &self.nic, memory, listener }, |port| {
-            self.is_near(rail.into(), port)
-        });
-        self.spare = spare;
     }
 
     /// Chooses a port for each rail that is not `fixed`, for a peer that can use the rails `peer`.
@@ -211,7 +176,7 @@ impl ConnRails {
         // were paired.
         let mut before = self.run_pairs;
         fixed.iter().for_each(|rail| before.set(rail, self.pairs.port_of(rail)));
-        let wanted = WantedPairs {
+        let wanted = Wanted {
             all: self.all,
             peer,
             fixed,
@@ -229,12 +194,11 @@ impl ConnRails {
         self.pairs = pairs;
     }
 
-    /// The ports of the rails with these `numbers`, on which `attempt` creates queue pairs.
+    /// The ports of the rails with these `numbers`.
     ///
     /// # Errors
     /// A rail has no port.
-    pub fn ports_for_attempt(&mut self, attempt: u32, numbers: RailMask) -> Result<Vec<RailPort>> {
-        self.spare.handle_attempt(attempt);
+    pub fn ports(&self, numbers: RailMask) -> Result<Vec<RailPort>> {
         let on = |number: u8| {
             let port = self.port(number.into()).map(Arc::clone);
             let port = port.ok_or_else(|| {
@@ -245,14 +209,8 @@ impl ConnRails {
         numbers.iter().map(on).collect()
     }
 
-    /// The port of rail number `number`: its own or the borrowed one.
+    /// The port of rail number `number`.
     pub fn port(&self, number: usize) -> Option<&Arc<Rail>> {
-        let spare = u8::try_from(number).ok().and_then(|number| self.spare.of_rail(number));
-        spare.or_else(|| self.own_port(number))
-    }
-
-    /// The own port of rail number `number`.
-    fn own_port(&self, number: usize) -> Option<&Arc<Rail>> {
         self.nic.rails.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
     }
 
@@ -275,16 +233,6 @@ impl ConnRails {
         ports.map(|port| port.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// The rail that a port of another card stands in for.
-    pub fn borrowing(&self) -> Option<u8> {
-        self.spare.rail()
-    }
-
-    /// Whether the connection should return to an own port.
-    pub fn is_loan_over(&self) -> bool {
-        self.spare.is_over()
-    }
-
     /// Avoids rail number `rail` for a while if another is usable: its queue pairs could not be
     /// created.
     pub fn avoid(&mut self, rail: u8) {
@@ -302,7 +250,6 @@ impl ConnRails {
 
     /// Records that the connection runs on `rails`: queue pairs can be created there.
     pub fn handle_running(&mut self, rails: RailMask) {
-        self.spare.handle_running();
         self.run = self.run | rails;
         rails.iter().for_each(|rail| self.run_pairs.set(rail, self.pairs.port_of(rail)));
         rails
@@ -316,32 +263,20 @@ impl ConnRails {
         self.avoided.iter().any(Option::is_some)
     }
 
-    /// The next time after `looked` at which an avoided rail may be used, a device may be back, or
-    /// a port may be borrowed or returned. A time that has passed since [`Self::look`] counts.
+    /// The next time after `looked` at which an avoided rail may be used, or a device may be back.
+    /// A time that has passed since [`Self::look`] counts.
     pub fn next_change(&self, looked: Instant) -> Option<Instant> {
         let avoided =
             self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > looked);
-        avoided.chain(self.spare.next_change(looked)).chain(self.devices.next_look()).min()
+        avoided.chain(self.devices.next_look()).min()
     }
 
     /// Whether `port` is active, has an address compatible with that of rail number `number`, and
     /// its device knows the memory.
     fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
-        let own = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
-        let is_ready =
-            own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
-        is_ready
+        let place = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
+        place.is_some_and(|place| self.devices.is_ready(place))
             && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
-    }
-
-    /// Whether `port` would be in the peer's network as rail number `number`; `None` if unusable.
-    fn is_near(&self, number: usize, port: &Rail) -> Option<bool> {
-        let towards = self.towards(number);
-        let now = port.address_now(&towards).ok().filter(|now| self.is_like(number, now))?;
-        Some(
-            port.infiniband
-                || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near),
-        )
     }
 
     /// Whether the address `now` is of the same kind as the earlier one of rail number `number`, or

@@ -89,9 +89,7 @@ impl Memory {
     /// That of `known`: `length` bytes at `addr`.
     fn register(known: &ConnMemory, addr: u64, length: usize) -> Arc<Self> {
         // SAFETY: imaginary memory, which nobody reads or writes.
-        let register = |nic: &Nic, others: &[_]| unsafe {
-            nic.register(addr, length, MemoryKind::Host, None, others)
-        };
+        let register = |nic: &Nic| unsafe { nic.register(addr, length, MemoryKind::Host, None) };
         known.add(register, |handle| Arc::new(Self(handle))).expect("the devices work")
     }
 }
@@ -251,7 +249,6 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
             "FERRITE_STALL_MS" => {
                 return terms.recovers.map(|recovers| recovers.stall_ms.to_string());
             }
-            "FERRITE_SPARE" if terms.recovers.is_some_and(|recovers| recovers.borrows) => "1",
             "FERRITE_CHAIN_WRITES" if terms.chains_writes => "1",
             "FERRITE_CHAIN_WRITES" => "0",
             "FERRITE_LANES" if terms.has_lanes => "4",
@@ -264,8 +261,7 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let config = Arc::new(Config::parse(value).expect("valid"));
     let (contexts, failed) = Context::open_all(&device::library()).expect("devices");
     assert!(failed.is_empty());
-    let borrows = terms.recovers.is_some_and(|recovers| recovers.borrows);
-    let devices = end.device(0)..end.device(if borrows { DEVICES } else { rails });
+    let devices = end.device(0)..end.device(rails);
     let contexts: Vec<_> =
         contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
     let contexts: Vec<_> = contexts.into_iter().map(|(_, context)| context).collect();

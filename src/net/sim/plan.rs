@@ -48,8 +48,6 @@ pub(super) struct Recovers {
     pub(super) give_up_s: u64,
     /// `FERRITE_STALL_MS`.
     pub(super) stall_ms: u64,
-    /// Whether they borrow ports of other cards.
-    pub(super) borrows: bool,
     /// The rails that the connection does not begin on, unless they are all.
     pub(super) left_out: RailMask,
 }

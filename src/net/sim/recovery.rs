@@ -361,11 +361,8 @@ impl World {
         let end = End::BOTH[self.random.index(2)];
         if self.recovering().is_awake(end) {
             let nic = Arc::clone(&self.recovering().nics[end as usize]);
-            let spares = nic.spares.by_preference();
-            let cards = spares.iter().map(|port| &port.card).chain(&nic.cards);
-            cards.filter_map(|card| card.started_watcher()).for_each(|watcher| {
-                watcher.handle_device();
-            });
+            let watchers = nic.cards.iter().filter_map(|card| card.started_watcher());
+            watchers.for_each(|watcher| watcher.handle_device());
             self.handle_call(end);
         }
     }

@@ -70,7 +70,7 @@ impl Plan {
 
     fn of(faults: Vec<(When, Fault)>) -> Self {
         let left_out = RailMask::NONE;
-        let recovers = Recovers { give_up_s: 120, stall_ms: 60, borrows: false, left_out };
+        let recovers = Recovers { give_up_s: 120, stall_ms: 60, left_out };
         Self { faults, recovers, may_fail: false, is_quiet_until_back: false, is_hasty: false }
     }
 
@@ -86,10 +86,9 @@ impl Plan {
             };
             faults.push((when, fault(random)));
         }
-        let borrows = random.one_in(4);
         let left_out = if random.one_in(4) { some_rails(random) } else { RailMask::NONE };
         let this = Self::of(faults);
-        Self { recovers: Recovers { borrows, left_out, ..this.recovers }, ..this }
+        Self { recovers: Recovers { left_out, ..this.recovers }, ..this }
     }
 
     /// Nothing fails, and the connection begins on some of its rails.

@@ -21,7 +21,7 @@ pub struct Ports {
     pub far: [u8; 16],
 }
 
-/// The most known paths: those of all rails, and of as many borrowed ports.
+/// The most known paths: rails may be paired with other ports, of either end.
 const MOST_PATHS: usize = 2 * MAX_RAILS;
 
 /// The known paths of one connection. Results between other ports do not apply.
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(
             [limited(0, 0), limited(1, 0), limited(0, 1)],
             [3, 5, 5],
-            "a borrowed port, of either end, has its own"
+            "another port, of either end, has its own"
         );
         for own in 0..=255 {
             mtus.handle_test([(0, between(own, 7))].into_iter(), std::iter::empty());

@@ -281,7 +281,7 @@ fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
     assert_eq!(asked, 1);
 }
 
-/// As for a port of its own that it can use again, in place of one of another card.
+/// As for a rail that it can use again.
 #[test]
 fn a_receiver_asks_too() {
     let mut pair = Pair::new(1);
