@@ -22,10 +22,12 @@ impl Random {
     }
 
     /// A number below `limit`.
+    #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next(limit) % limit
     }
 
+    #[inline]
     fn next(&mut self, limit: u64) -> u64 {
         if !self.bytes.is_empty() {
             let count = self.bytes.len().min(if limit <= 256 { 1 } else { 4 });
@@ -39,11 +41,13 @@ impl Random {
     }
 
     /// An index into `count` elements.
+    #[inline]
     pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
 
     /// True in one of `n` cases.
+    #[inline]
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -21,7 +21,7 @@ pub fn since(then: Instant) -> Duration {
 /// Waits.
 pub fn sleep(pause: Duration) {
     #[cfg(any(fuzzing, feature = "simulator"))]
-    if simulated::sleep(pause) {
+    if simulated::pass(pause) {
         return;
     }
     std::thread::sleep(pause);
@@ -39,6 +39,7 @@ pub mod simulated {
     }
 
     /// From now on it is `now` on this thread; `None`: the time passes again.
+    #[inline]
     pub fn set(now: Option<Instant>) {
         NOW.set(now);
     }
@@ -49,14 +50,19 @@ pub mod simulated {
     }
 
     /// The time on this thread, if it is simulated.
+    #[inline]
     pub fn now() -> Option<Instant> {
         let now = NOW.get();
-        NOW.set(now.map(|now| now + TICK.get()));
+        let tick = TICK.get();
+        if !tick.is_zero() {
+            NOW.set(now.map(|now| now + tick));
+        }
         now
     }
 
-    /// On a thread whose time is simulated, that much time passes at once.
-    pub(super) fn sleep(pause: Duration) -> bool {
+    /// On a thread whose time is simulated, that much time passes at once. Returns whether it is.
+    #[inline]
+    pub fn pass(pause: Duration) -> bool {
         NOW.set(NOW.get().map(|now| now + pause));
         NOW.get().is_some()
     }

@@ -285,13 +285,20 @@ impl Context {
     /// Number of events so far that reported a change of a port, including its GID table, or the
     /// loss of the device. `None`: an event is pending.
     pub fn port_changes(&self) -> Option<u32> {
-        let fd = self.event_fd();
-        let is_waiting =
-            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
         // An event that another thread has read is no longer in the descriptor, and may not count
         // yet.
-        let is_read = is_waiting || self.readers.load(Ordering::SeqCst) != 0;
+        let is_read = self.has_event() || self.readers.load(Ordering::SeqCst) != 0;
         (!is_read).then(|| self.port_changes.load(Ordering::SeqCst))
+    }
+
+    /// Whether an event waits in the descriptor.
+    fn has_event(&self) -> bool {
+        #[cfg(any(fuzzing, feature = "simulator"))]
+        if let Some(has_event) = simulated::HAS_EVENT.get() {
+            return has_event(self.raw);
+        }
+        let fd = self.event_fd();
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0)
     }
 
     /// Whether it has reported its loss. This is final: the device can only be opened again.
@@ -533,6 +540,24 @@ impl Context {
             -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
             errno => Err(errno),
         }
+    }
+}
+
+/// The devices of a simulator.
+#[cfg(any(fuzzing, feature = "simulator"))]
+pub mod simulated {
+    use crate::sys::ibv_context;
+    use std::cell::Cell;
+
+    thread_local! {
+        pub(super) static HAS_EVENT: Cell<Option<fn(*mut ibv_context) -> bool>> =
+            const { Cell::new(None) };
+    }
+
+    /// From now on all devices of this thread are simulated, and `has_event` says which has an
+    /// event.
+    pub fn set_has_event(has_event: fn(*mut ibv_context) -> bool) {
+        HAS_EVENT.set(Some(has_event));
     }
 }
 

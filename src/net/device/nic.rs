@@ -62,8 +62,7 @@ impl Nic {
         missing: &mut Vec<String>,
     ) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let rails = Rail::discover(contexts, config, &gdr, missing);
-        let nics = Self::assemble(rails, config, &Arc::default(), &Explainer::new(config));
+        let nics = Self::discover_with(&gdr, contexts, config, missing);
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -75,6 +74,17 @@ impl Nic {
             });
         }
         nics
+    }
+
+    /// [`Self::discover`] where `gdr` is known.
+    pub fn discover_with(
+        gdr: &Gdr,
+        contexts: &[Arc<Context>],
+        config: &Arc<Config>,
+        missing: &mut Vec<String>,
+    ) -> Vec<Arc<Self>> {
+        let rails = Rail::discover(contexts, config, gdr, missing);
+        Self::assemble(rails, config, &Arc::default(), &Explainer::new(config))
     }
 
     /// Groups `rails` into devices, in the order of their first rails.

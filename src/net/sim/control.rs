@@ -11,6 +11,7 @@ use crate::proto::control::event::PeerChange;
 use crate::proto::frame::{Frame, Kind};
 use crate::verbs::status::Status;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The error that an end reports.
@@ -59,16 +60,23 @@ enum Said {
 
 /// An end's side of the control connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Stream(Arc<Mutex<Vec<Said>>>);
+pub(super) struct Stream(Arc<(AtomicBool, Mutex<Vec<Said>>)>);
 
 impl Stream {
     fn push(&self, said: Said) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+        let (is_any, all) = &*self.0;
+        all.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+        is_any.store(true, Ordering::Relaxed);
     }
 
     /// The frames and the goodbye since the last call.
     fn take(&self) -> Vec<Said> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        let (is_any, all) = &*self.0;
+        if !is_any.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        is_any.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

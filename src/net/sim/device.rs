@@ -4,13 +4,15 @@
 
 #![allow(unsafe_code)]
 
-use super::fabric::{DEVICES, Event, Fabric, IMAGINARY, WorkRequest};
+use super::fabric::{Completion, DEVICES, Event, Fabric, IMAGINARY, WorkRequest};
+use crate::verbs::context::{Context, simulated};
 use crate::verbs::library::Library;
 use crate::verbs::{extended_call, sys};
 use libc::{c_char, c_int, c_uint, c_void};
 use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 use std::mem::{MaybeUninit, offset_of, size_of};
+use std::ops::Range;
 use std::ptr::{NonNull, from_mut, null_mut};
 use std::sync::{Arc, LazyLock};
 
@@ -18,8 +20,10 @@ thread_local! {
     static FABRIC: RefCell<Fabric> = RefCell::new(Fabric::new());
     /// What else happens during a command to a device.
     static MEANWHILE: Cell<Option<fn()>> = const { Cell::new(None) };
-    /// The devices that are open, each with the descriptor of its events.
-    static BELLS: RefCell<Vec<(usize, c_int)>> = const { RefCell::new(Vec::new()) };
+    /// The devices that are open.
+    static OPEN: RefCell<Vec<*mut Open>> = const { RefCell::new(Vec::new()) };
+    /// The devices that are in the list: from this number up to that one.
+    static LISTED: Cell<(usize, usize)> = const { Cell::new((0, 2 * DEVICES)) };
 }
 
 /// From now on `body` runs during each command to a device.
@@ -55,30 +59,47 @@ unsafe fn is_lost(context: *mut sys::ibv_context) -> bool {
     with(|fabric| fabric.losses(number)) != losses
 }
 
-/// Makes the descriptor of the events of `device` readable.
+/// An event of `device` waits.
 pub(super) fn ring(device: usize) {
-    BELLS.with_borrow(|bells| {
-        for (_, bell) in bells.iter().filter(|(of, _)| *of == device) {
-            // SAFETY: eight bytes, to the descriptor of an open device.
-            let _ = unsafe { libc::write(*bell, (&raw const ONE).cast(), 8) };
+    OPEN.with_borrow(|all| {
+        for open in all {
+            // SAFETY: it is open.
+            unsafe { (**open).has_event |= number_of(&raw mut (**open).raw) == device };
         }
     });
 }
 
-static ONE: u64 = 1;
+/// Whether an event waits, for which the descriptor would be readable.
+fn has_event(context: *mut sys::ibv_context) -> bool {
+    // SAFETY: an open context.
+    unsafe { (*open_of(context)).has_event }
+}
+
+/// The descriptor of the events of all devices, which is never readable: see [`has_event`].
+static EVENTS: LazyLock<c_int> = LazyLock::new(|| {
+    // SAFETY: no pointers.
+    unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }
+});
 
 /// Does something with the fabric of this thread.
 pub(super) fn with<R>(body: impl FnOnce(&mut Fabric) -> R) -> R {
     FABRIC.with_borrow_mut(body)
 }
 
-/// The library.
-pub(super) fn library() -> Arc<Library> {
+static LIBRARY: LazyLock<Arc<Library>> = LazyLock::new(|| {
     // SAFETY: the functions below have the signatures of their names.
-    Arc::new(
-        unsafe { Library::bind(|name, _| function(name)) }
-            .expect("all required functions are there"),
-    )
+    let library = unsafe { Library::bind(|name, _| function(name)) };
+    Arc::new(library.expect("all required functions are there"))
+});
+
+/// Opens the devices with these `numbers`.
+pub(super) fn open_all(numbers: Range<usize>) -> Vec<Arc<Context>> {
+    simulated::set_has_event(has_event);
+    LISTED.set((numbers.start, numbers.end));
+    let (contexts, failed) = Context::open_all(&LIBRARY).expect("devices");
+    LISTED.set((0, 2 * DEVICES));
+    assert!(failed.is_empty());
+    contexts
 }
 
 macro_rules! functions {
@@ -135,6 +156,8 @@ struct Open {
     raw: sys::ibv_context,
     /// How often the device had been lost before.
     losses: u32,
+    /// Whether an event waits.
+    has_event: bool,
 }
 
 /// None of the functions that are used is farther away.
@@ -183,9 +206,11 @@ static LIST: LazyLock<Vec<usize>> = LazyLock::new(|| {
 });
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut sys::ibv_device {
+    let (first, end) = LISTED.get();
+    let list = &LIST[first..end];
     // SAFETY: the caller's place.
-    unsafe { *count = LIST.len() as c_int };
-    LIST.as_ptr().cast_mut().cast()
+    unsafe { *count = list.len() as c_int };
+    list.as_ptr().cast_mut().cast()
 }
 
 extern "C" fn free_device_list(_: *mut *mut sys::ibv_device) {}
@@ -246,19 +271,19 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     context.ops.post_recv = Some(post_recv);
     context.cmd_fd = -1;
     context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-    // SAFETY: no pointers.
-    context.async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    BELLS.with_borrow_mut(|bells| bells.push((number, context.async_fd)));
+    context.async_fd = *EVENTS;
+    let open = Box::into_raw(open);
+    OPEN.with_borrow_mut(|all| all.push(open));
     // SAFETY: a field of it.
-    unsafe { &raw mut (*Box::into_raw(open)).raw }
+    unsafe { &raw mut (*open).raw }
 }
 
 unsafe extern "C" fn close_device(context: *mut sys::ibv_context) -> c_int {
+    let closed = open_of(context);
+    OPEN.with_borrow_mut(|all| all.retain(|open| *open != closed));
     // SAFETY: of `open_device`, closed once.
-    let context = unsafe { Box::from_raw(open_of(context)) }.raw;
-    BELLS.with_borrow_mut(|bells| bells.retain(|(_, bell)| *bell != context.async_fd));
-    // SAFETY: opened there.
-    unsafe { libc::close(context.async_fd) }
+    drop(unsafe { Box::from_raw(closed) });
+    0
 }
 
 unsafe extern "C" fn get_async_event(
@@ -269,9 +294,8 @@ unsafe extern "C" fn get_async_event(
     let (number, is_lost, event) = unsafe { (number_of(context), is_lost(context), &mut *event) };
     let Some(next) = with(|fabric| fabric.next_event(number, is_lost)) else { return -1 };
     if !with(|fabric| fabric.has_events(number)) {
-        let mut count = [0_u8; 8];
-        // SAFETY: an open descriptor, and room for its number.
-        let _ = unsafe { libc::read((*context).async_fd, count.as_mut_ptr().cast(), 8) };
+        // SAFETY: an open context.
+        unsafe { (*open_of(context)).has_event = false };
     }
     (event.element, event.event_type) = match next {
         Event::PortUp => (1, sys::IBV_EVENT_PORT_ACTIVE),
@@ -621,8 +645,7 @@ extern "C" fn fork_init() -> c_int {
 unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, count: c_int, wc: *mut sys::ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let queue = unsafe { &*cq.cast::<Queue>() };
-    let Ok(polled) = with(|fabric| fabric.poll(queue.number, count as usize)) else { return -1 };
-    for (i, completion) in polled.iter().enumerate() {
+    let take = |i, completion: Completion| {
         // SAFETY: the caller's places, as many as it says.
         unsafe {
             let wc = wc.add(i);
@@ -631,8 +654,9 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, count: c_int, wc: *mut sys::i
             (*wc).vendor_err = 0;
             (*wc).imm_data_invalidated_rkey_union.imm_data = completion.imm;
         }
-    }
-    polled.len() as c_int
+    };
+    let polled = with(|fabric| fabric.poll(queue.number, count as usize, take));
+    polled.map_or(-1, |polled| polled as c_int)
 }
 
 unsafe extern "C" fn start_poll(cq: *mut sys::ibv_cq_ex, _: *const sys::ibv_poll_cq_attr) -> c_int {

@@ -15,6 +15,7 @@ use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{Expected, PreparedPath, RecvComm};
 use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::conn_memory::{ConnMemory, Holder};
+use crate::net::device::gdr::Gdr;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
@@ -33,7 +34,6 @@ use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::{Entry, RequestId};
 use crate::stats::record::{ConnStats, Direction, Opening};
 use crate::verbs::clock;
-use crate::verbs::context::Context;
 use crate::verbs::queue_pair::QpCaps;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -239,6 +239,11 @@ fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     })
 }
 
+thread_local! {
+    /// What this machine offers, which is found once.
+    static GDR: Gdr = Gdr::detect();
+}
+
 fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let value = |name: &str| {
         let value = match name {
@@ -259,13 +264,8 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
         Some(value.to_owned())
     };
     let config = Arc::new(Config::parse(value).expect("valid"));
-    let (contexts, failed) = Context::open_all(&device::library()).expect("devices");
-    assert!(failed.is_empty());
-    let devices = end.device(0)..end.device(rails);
-    let contexts: Vec<_> =
-        contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
-    let contexts: Vec<_> = contexts.into_iter().map(|(_, context)| context).collect();
-    let nics = Nic::discover(&contexts, &config, &mut Vec::new());
+    let contexts = device::open_all(end.device(0)..end.device(rails));
+    let nics = GDR.with(|gdr| Nic::discover_with(gdr, &contexts, &config, &mut Vec::new()));
     assert!(nics.len() >= rails);
     let mut nic = Nic::merge(&nics[..rails], true).expect("they may be merged");
     // The schedule runs the jobs, and looks for events.

@@ -480,26 +480,30 @@ impl Fabric {
         }
     }
 
-    /// Takes at most `limit` completions: as many as there happen to be by now.
+    /// Takes at most `limit` completions: as many as there happen to be by now. Returns how many.
     pub(super) fn poll(
         &mut self,
         queue: usize,
         limit: usize,
-    ) -> Result<Vec<Completion>, PollError> {
+        mut put: impl FnMut(usize, Completion),
+    ) -> Result<usize, PollError> {
         let count = 1 + self.random.index(limit);
-        let mut polled = Vec::new();
-        while polled.len() < count {
+        let mut polled = 0;
+        while polled < count {
             match self.take(queue) {
-                Ok(Some(completion)) => polled.push(completion),
+                Ok(Some(completion)) => {
+                    put(polled, completion);
+                    polled += 1;
+                }
                 Ok(None) => break,
-                Err(error) if polled.is_empty() => return Err(error),
+                Err(error) if polled == 0 => return Err(error),
                 Err(_) => {
                     self.queues[queue].breaks = true;
                     break;
                 }
             }
         }
-        self.polled[1] |= !polled.is_empty();
+        self.polled[1] |= polled > 0;
         Ok(polled)
     }
 
@@ -570,33 +574,30 @@ impl Fabric {
         let far = self.qps[qp].far;
         let is_far_ready = self.qps[far].state == QpState::ReadyToSend;
         let requester = &mut self.qps[qp];
-        let wr = match requester.state {
-            _ if !is_far_ready && !self.detained.contains(&qp) => return None,
-            QpState::ReadyToSend => requester.sends.get(requester.executed)?.clone(),
-            _ => requester.delayed.pop_front()?,
-        };
-        if requester.delayed.is_empty() {
+        let is_ready = requester.state == QpState::ReadyToSend;
+        let late = if is_ready { None } else { Some(requester.delayed.pop_front()?) };
+        if late.is_some() && requester.delayed.is_empty() {
             self.detained.retain(|other| *other != qp);
         }
         if !is_far_ready {
             return None;
         }
+        let requester = &self.qps[qp];
+        let next = || requester.sends.get(requester.executed);
+        let wr = late.as_ref().or_else(next)?;
+        let imm = wr.imm;
+        let is_forgotten = self.forgets && requester.device < DEVICES;
+        let executed = if is_forgotten { None } else { Some(self.execute(far, wr)) };
         self.changes += 1;
-        let requester = &mut self.qps[qp];
-        if self.forgets && requester.device < DEVICES {
-            requester.executed += usize::from(requester.state == QpState::ReadyToSend);
-            return None;
+        if executed.as_ref().is_none_or(Option::is_some) {
+            self.qps[qp].executed += usize::from(is_ready);
         }
-        let Some(written) = self.execute(far, &wr) else {
+        let Some(written) = executed? else {
             self.fail(qp, REMOTE_ACCESS_ERROR, false);
             self.fail(far, REMOTE_ACCESS_ERROR, false);
             return None;
         };
-        let requester = &mut self.qps[qp];
-        if requester.state == QpState::ReadyToSend {
-            requester.executed += 1;
-        }
-        if let Some(imm) = wr.imm {
+        if let Some(imm) = imm {
             self.qps[far].has_received = true;
             let receive = self.qps[far].receives.pop_front();
             let id =

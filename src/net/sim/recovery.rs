@@ -7,7 +7,7 @@
 
 use super::device;
 use super::ends::{End, Receiver, Sender, place_of};
-use super::fabric::{IMAGINARY, Written};
+use super::fabric::{Fabric, IMAGINARY, Written};
 use super::recovery_faults::{Fault, Plan, When};
 use super::world::{Outcome, World};
 use crate::net::background::workers::Workers;
@@ -207,12 +207,11 @@ impl World {
         }
         let recovery = self.recovering();
         recovery.steps += 1;
-        let age = recovery.steps - recovery.last_fault;
+        let (steps, age) = (recovery.steps, recovery.steps - recovery.last_fault);
         assert!(age < MOST_STEPS, "hangs: {}", self.describe());
         self.pass_time();
         let before = self.activity();
-        let may_close = self.recovering().steps.is_multiple_of(16) && self.may_close();
-        if may_close {
+        if steps.is_multiple_of(16) && self.may_close() {
             self.close();
         }
         let step = self.pick(true);
@@ -255,16 +254,18 @@ impl World {
 
     /// The time of a step passes, and faults happen that are due.
     fn pass_time(&mut self) {
-        let step = self.recovering().step;
-        clock::simulated::set(Some(clock::now() + step));
-        let commands = device::with(|fabric| fabric.commands);
         let recovery = self.recovering();
-        let (steps, commands) = (recovery.steps, commands - recovery.set_up.0);
-        let is_due = |when: &When| match when {
+        clock::simulated::pass(recovery.step);
+        let steps = recovery.steps;
+        if recovery.faults.is_empty() {
+            return;
+        }
+        let commands = device::with(|fabric| fabric.commands) - recovery.set_up.0;
+        let is_due = |(when, _): &(When, Fault)| match when {
             When::Step(at) => *at <= steps,
             When::Command(at) => *at <= commands,
         };
-        if let Some(i) = recovery.faults.iter().position(|(when, _)| is_due(when)) {
+        if let Some(i) = recovery.faults.iter().position(is_due) {
             let (_, fault) = recovery.faults.swap_remove(i);
             recovery.last_fault = steps;
             self.apply_recovered(fault);
@@ -301,21 +302,21 @@ impl World {
                 return self.job(End::Receiver);
             }
             12..=14 => {
-                let qp = self.any(|fabric| fabric.live().to_vec());
+                let qp = self.any(Fabric::live);
                 qp.into_iter().for_each(|qp| self.deliver_on(qp));
             }
             15 if self.random.one_in(8) => {
-                let qp = self.any(|fabric| fabric.detained().to_vec());
+                let qp = self.any(Fabric::detained);
                 self.recovering().late_packets += qp.is_some() as u32;
                 qp.into_iter().for_each(|qp| self.deliver_on(qp));
             }
             15 => self.handle_events(),
             16 | 17 => {
-                let qp = self.any(|fabric| fabric.live().to_vec());
+                let qp = self.any(Fabric::live);
                 qp.into_iter().for_each(|qp| device::with(|fabric| fabric.deliver_ack(qp)));
             }
             18 => {
-                let qp = self.any(|fabric| fabric.live().to_vec());
+                let qp = self.any(Fabric::live);
                 let part = qp.and_then(|qp| device::with(|fabric| fabric.retry(qp)));
                 self.handle_written(part);
             }
@@ -332,14 +333,16 @@ impl World {
     }
 
     /// One of `those` queue pairs.
-    fn any(&mut self, those: impl FnOnce(&super::fabric::Fabric) -> Vec<usize>) -> Option<usize> {
-        let all = device::with(|fabric| those(fabric));
-        (!all.is_empty()).then(|| all[self.random.index(all.len())])
+    fn any(&mut self, those: fn(&Fabric) -> &[usize]) -> Option<usize> {
+        device::with(|fabric| {
+            let all = those(fabric);
+            (!all.is_empty()).then(|| all[self.random.index(all.len())])
+        })
     }
 
     fn deliver_on(&mut self, qp: usize) {
-        let is_read = device::with(|fabric| fabric.next_source(qp)).is_some();
-        let written = device::with(|fabric| fabric.deliver(qp));
+        let (is_read, written) =
+            device::with(|fabric| (fabric.next_source(qp).is_some(), fabric.deliver(qp)));
         if let Some(Written::Message { source, .. }) = &written
             && is_read
         {
@@ -359,12 +362,15 @@ impl World {
     /// The watchers of an end handle the events of its devices.
     fn handle_events(&mut self) {
         let end = End::BOTH[self.random.index(2)];
-        if self.recovering().is_awake(end) {
+        if !self.recovering().is_awake(end) {
+            return;
+        }
+        if device::with(|fabric| fabric.has_event_of(end as usize)) {
             let nic = Arc::clone(&self.recovering().nics[end as usize]);
             let watchers = nic.cards.iter().filter_map(|card| card.started_watcher());
             watchers.for_each(|watcher| watcher.handle_device());
-            self.handle_call(end);
         }
+        self.handle_call(end);
     }
 
     /// Checks the frames that an end has sent.

@@ -17,7 +17,7 @@ use crate::proto::random::Random;
 use crate::proto::requests::RequestId;
 use crate::proto::{MAX_GROUP, RING_SLOTS};
 use crate::verbs::clock;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ pub(super) struct World {
     ring: u64,
     now: Instant,
     /// The messages that are not sent, by tag.
-    to_send: BTreeMap<u32, VecDeque<usize>>,
+    to_send: Vec<VecDeque<usize>>,
     /// The one that the sender tries, if it tries one at a time.
     chosen: Option<usize>,
     pub(super) sending: Vec<(RequestId, usize)>,
@@ -99,9 +99,11 @@ impl World {
         let now = Instant::now();
         clock::simulated::set(Some(now));
         let Connection { sender, receiver, peers, nics, qps, rails, ring } = Connection::new(&plan);
-        let mut to_send: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
+        let mut to_send = Vec::new();
         for (i, message) in plan.messages.iter().enumerate() {
-            to_send.entry(message.tag).or_default().push_back(i);
+            let tag = message.tag as usize;
+            to_send.resize(to_send.len().max(tag + 1), VecDeque::new());
+            to_send[tag].push_back(i);
         }
         Self {
             laws: Laws::new(&plan),
@@ -268,8 +270,7 @@ impl World {
                 );
                 self.laws.handle_sent(message);
                 self.sending.push((id, message));
-                let tag = self.plan.messages[message].tag;
-                self.to_send.get_mut(&tag).and_then(VecDeque::pop_front);
+                self.to_send[self.plan.messages[message].tag as usize].pop_front();
                 self.chosen = None;
             }
             Err(error) => self.handle_error(End::Sender, &error),
@@ -281,15 +282,13 @@ impl World {
         if self.chosen.is_some() {
             return self.chosen;
         }
-        let firsts: Vec<_> =
-            self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
-        let oldest = *firsts.iter().min()?;
+        let firsts = self.to_send.iter().filter_map(|queue| queue.front().copied());
+        let oldest = firsts.clone().min()?;
         let is_one_at_a_time = self.plan.one_at_a_time;
         // A sender that waits for one must not look further ahead than the window of
         // clear-to-sends.
-        let choice: Vec<_> =
-            firsts.into_iter().filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP).collect();
-        let message = choice[self.random.index(choice.len())];
+        let mut choice = firsts.filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP);
+        let message = choice.nth(self.random.index(choice.clone().count()))?;
         self.chosen = is_one_at_a_time.then_some(message);
         Some(message)
     }
@@ -431,7 +430,7 @@ impl World {
             return self.control.close(End::Receiver);
         }
         let has_sent_all =
-            self.has_failed(End::Sender) || self.to_send.values().all(VecDeque::is_empty);
+            self.has_failed(End::Sender) || self.to_send.iter().all(VecDeque::is_empty);
         if has_sent_all && self.sending.is_empty() && self.sender.is_some() {
             log::debug!("the sender is closed");
             self.sender.take().into_iter().for_each(Sender::close);
