@@ -18,8 +18,6 @@ const COMPLETION_BYTES: u64 = 128;
 pub struct CompletionQueue {
     pub(super) raw: *mut sys::ibv_cq,
     pub(super) how: Polling,
-    /// Whether [`Self::look`] has found completions.
-    pub(super) is_begun: bool,
     pub(super) handle: Arc<QueueHandle>,
 }
 
@@ -102,7 +100,7 @@ impl CompletionQueue {
     ) -> Self {
         let is_spent = AtomicBool::new(false);
         let handle = QueueHandle { raw, context: Arc::clone(context), failure, is_spent };
-        Self { raw, how, is_begun: false, handle: Arc::new(handle) }
+        Self { raw, how, handle: Arc::new(handle) }
     }
 
     /// Its id in events of the device. No other queue of this process ever has the same.

@@ -292,8 +292,14 @@ pub enum Look {
     /// No completion.
     Nothing,
     /// At least one completion: [`CompletionQueue::read`] is next.
-    Something,
+    Something(Found),
+    /// The queue has failed: [`CompletionQueue::failure`].
+    Failed,
 }
+
+/// A look has found a completion, which is not read yet.
+#[derive(Debug)]
+pub struct Found(());
 
 /// A successful completion that is read or was polled.
 #[derive(Debug, Clone, Copy)]
@@ -355,8 +361,9 @@ impl CompletionQueue {
                 batch.first(count as usize)
             }
             Polling::Singly(_) => match self.look() {
-                Some(Look::Something) => self.poll_singly(batch),
-                _ => Ok(&[]),
+                Some(Look::Something(found)) => self.poll_singly(found, batch),
+                Some(Look::Failed) => Err(overrun()),
+                Some(Look::Nothing) | None => Ok(&[]),
             },
             Polling::Broken(queue) => Err(self.report_broken(queue)),
         }
@@ -373,8 +380,8 @@ impl CompletionQueue {
     }
 
     #[inline(never)]
-    fn poll_singly<'a>(&mut self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
-        self.read(batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
+    fn poll_singly<'a>(&mut self, found: Found, batch: &'a mut Batch) -> Result<&'a [Completion]> {
+        self.read(found, batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
     }
 
     /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
@@ -392,37 +399,39 @@ impl CompletionQueue {
         false
     }
 
-    /// Whether there are completions, if the device can tell without returning one. A queue that
-    /// has failed has something, and [`Self::read`] or the next [`Self::poll`] returns the error.
+    /// Whether there are completions, if the device can tell without returning one.
     #[inline(always)]
     pub fn look(&mut self) -> Option<Look> {
         let Polling::Singly(queue) = self.how else { return None };
         // SAFETY: the queue is live and exclusively borrowed.
-        let found = unsafe { queue.start() };
-        if found == libc::ENOENT {
-            return Some(Look::Nothing);
-        }
-        self.is_begun = found == 0;
-        Some(Look::Something)
+        Some(match unsafe { queue.start() } {
+            libc::ENOENT => Look::Nothing,
+            0 => Look::Something(Found(())),
+            _ => Look::Failed,
+        })
     }
 
-    /// Reads completions after [`Self::look`] has found some, and passes the successful ones to
-    /// `take`, until it has counted `most`, at least 1. Returns `None` if it has taken all;
-    /// otherwise all from the first one on that has failed or was not taken.
+    /// The error of [`Look::Failed`].
+    #[cold]
+    pub fn failure() -> Error {
+        overrun()
+    }
+
+    /// Reads completions after [`Self::look`] of this queue has found some, and passes the
+    /// successful ones to `take`, until it has counted `most`, at least 1. Returns `None` if it has
+    /// taken all; otherwise all from the first one on that has failed or was not taken.
     ///
     /// # Errors
     /// The queue has failed (overrun).
     #[inline(always)]
     pub fn read<'a>(
         &mut self,
+        _found: Found,
         batch: &'a mut Batch,
         most: usize,
         mut take: impl FnMut(Success<'_>) -> Taken,
     ) -> Result<Option<&'a [Completion]>> {
         let Polling::Singly(queue) = self.how else { return Ok(None) };
-        if !std::mem::replace(&mut self.is_begun, false) {
-            return Err(overrun());
-        }
         let mut left = most;
         // SAFETY: as in `look`, which has found a completion; others follow while `next` says so.
         unsafe {
@@ -431,16 +440,18 @@ impl CompletionQueue {
                     return batch.fill(queue, &mut self.how).map(Some);
                 }
                 match take(Success { id: queue.id(), place: Place::Read(queue) }) {
-                    Taken::Yes => left = left.wrapping_sub(1),
+                    Taken::Yes => {
+                        left = left.wrapping_sub(1);
+                        if left == 0 {
+                            break;
+                        }
+                    }
                     Taken::Uncounted => {}
                     Taken::Last => {
                         queue.end();
                         return Ok(Some(&[]));
                     }
                     Taken::No => return batch.fill(queue, &mut self.how).map(Some),
-                }
-                if left == 0 {
-                    break;
                 }
                 match queue.next() {
                     0 => {}

@@ -16,7 +16,7 @@ use crate::proto::requests::{Entry, Progress, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::work::{Batch, Completion, Look as CompletionLook};
+use crate::verbs::work::{Batch, Completion, Found as FoundCompletion, Look as CompletionLook};
 
 /// Receives the number of bytes of each message of a complete request.
 pub trait Done: Fn(&[u32]) + Copy {}
@@ -161,7 +161,11 @@ pub trait Path {
     ///
     /// # Errors
     /// The queue has failed.
-    fn read_fast<'c>(&mut self, batch: &'c mut Batch) -> Result<Option<&'c [Completion]>>;
+    fn read_fast<'c>(
+        &mut self,
+        found: FoundCompletion,
+        batch: &'c mut Batch,
+    ) -> Result<Option<&'c [Completion]>>;
 
     /// The same as [`Self::read_fast`] for completions of a poll.
     fn handle_fast<'c>(&mut self, completions: &'c [Completion]) -> Option<&'c [Completion]>;
@@ -255,7 +259,8 @@ pub trait Path {
         match queue.map_or(Some(CompletionLook::Nothing), CompletionQueue::look) {
             Some(CompletionLook::Nothing) if self.has_nothing_to_do() => Ok(()),
             Some(CompletionLook::Nothing) => self.handle_empty_poll(test),
-            Some(CompletionLook::Something) => self.read_for(test),
+            Some(CompletionLook::Something(found)) => self.read_for(found, test),
+            Some(CompletionLook::Failed) => self.handle_failure(CompletionQueue::failure().into()),
             None => self.poll_batch_for(test),
         }
     }
@@ -265,7 +270,7 @@ pub trait Path {
     ///
     /// # Errors
     /// The connection has failed.
-    #[inline(always)]
+    #[inline(never)]
     fn poll_batch_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
         let mut batch = Batch::default();
         let Some(queue) = self.qps().first_queue() else { return Ok(()) };
@@ -282,9 +287,13 @@ pub trait Path {
     /// # Errors
     /// The connection has failed, and the request is not complete.
     #[inline(never)]
-    fn read_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
+    fn read_for(
+        &mut self,
+        found: FoundCompletion,
+        test: &Test<'_, Self::Request, impl Done>,
+    ) -> Result<()> {
         let mut batch = Batch::default();
-        match self.read_fast(&mut batch) {
+        match self.read_fast(found, &mut batch) {
             Ok(None) if self.finish_fast_completions(test) => Ok(()),
             Ok(others) => self.handle_others(others.unwrap_or_default(), test),
             Err(e) => self.handle_failure(e),
