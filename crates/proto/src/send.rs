@@ -271,8 +271,7 @@ impl SendFlow {
     /// after [`Self::refuse`] has found the next clear-to-send. A message longer than its receive
     /// takes the slow path.
     ///
-    /// If the clear-to-send is for the message, calls `prepare` with it before anything changes,
-    /// and `begun` with the request's entry. It may call `prepare` in other cases too.
+    /// If the clear-to-send is for the message, calls `begun` with the request's entry.
     #[inline(always)]
     pub fn submit_single(
         &mut self,
@@ -280,7 +279,6 @@ impl SendFlow {
         addr: u64,
         length: u32,
         read: impl FnOnce(u32) -> CtsWords,
-        prepare: impl FnOnce(&Cts),
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Fast {
         let seq = self.next;
@@ -288,9 +286,6 @@ impl SendFlow {
         if cts.tag != tag {
             return Fast::Other;
         }
-        // Before the next condition: otherwise the compiler merges the two conditions, which costs
-        // more.
-        prepare(&cts);
         if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
             return Fast::Other;
         }
@@ -322,7 +317,7 @@ impl SendFlow {
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
                 if let Fast::Begun(transfer) =
-                    self.submit_single(tag, addr, length, read, |_| (), |_| ())
+                    self.submit_single(tag, addr, length, read, |_| ())
                 {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();

@@ -82,10 +82,20 @@ impl Default for ImmediateWrite {
     }
 }
 
+/// What an [`ImmediateWrite`] carries, and where. The length is not 0.
+#[derive(Debug, Clone, Copy)]
+pub struct Data {
+    /// The data.
+    pub local: Sge,
+    /// The target memory.
+    pub target: Target,
+    /// How the device reads the data.
+    pub source: DataSource,
+}
+
 impl ImmediateWrite {
-    /// Sets the source and the target, and how the device reads the data. The length is not 0.
     #[inline(always)]
-    pub fn set_data(&mut self, local: Sge, target: Target, source: DataSource) {
+    fn set_data(&mut self, Data { local, target, source }: Data) {
         let PreparedWrite { request, sge } = &mut self.0;
         *sge = local.into();
         request.wr.rdma.remote_addr = target.addr;
@@ -99,21 +109,21 @@ impl ImmediateWrite {
         self.0.request.wr_id = id;
         self.0.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
     }
-
-    /// The work request id.
-    pub fn id(&self) -> u64 {
-        self.0.request.wr_id
-    }
 }
 
 /// The device's result for a refused post.
 #[derive(Debug, Clone, Copy)]
-pub struct RefusedPost(i32);
+pub struct RefusedPost {
+    rc: i32,
+    /// The work request id.
+    pub id: u64,
+}
 
 impl RefusedPost {
+    /// `id` is only called for a refused one.
     #[inline(always)]
-    fn of(rc: i32) -> Result<(), Self> {
-        if rc == 0 { Ok(()) } else { Err(Self(rc)) }
+    fn of(rc: i32, id: impl FnOnce() -> u64) -> Result<(), Self> {
+        if rc == 0 { Ok(()) } else { Err(Self { rc, id: id() }) }
     }
 }
 
@@ -133,21 +143,22 @@ impl QueuePair {
         if let Some(extended) = self.extended() {
             let PreparedWrite { request, .. } = &write.0;
             // SAFETY: as in `post_chain`. The queue pair was created for writes.
-            return RefusedPost::of(unsafe {
+            let rc = unsafe {
                 extended.start();
                 extended.begin(request.wr_id, if signaled { sys::IBV_SEND_SIGNALED } else { 0 });
                 extended.write(request.wr.rdma.rkey, target);
                 extended.data(&sys::ibv_sge { addr, length, lkey: 0 }, true);
                 extended.complete()
-            });
+            };
+            return RefusedPost::of(rc, || write.0.request.wr_id);
         }
         write.set(addr, length, target, signaled);
         let PreparedWrite { request, sge } = &mut write.0;
         request.sg_list = sge;
-        RefusedPost::of(self.post_chain(request))
+        RefusedPost::of(self.post_chain(request), || request.wr_id)
     }
 
-    /// Posts `write` with this work request id and immediate data.
+    /// Posts `write` with this work request id, immediate data and data.
     ///
     /// # Errors
     /// As for [`Self::post_inline`].
@@ -155,31 +166,35 @@ impl QueuePair {
     pub fn post_immediate(
         &mut self,
         write: &mut ImmediateWrite,
-        id: u64,
-        imm: u32,
+        (id, imm): (u64, u32),
+        data: Data,
     ) -> Result<(), RefusedPost> {
-        write.set_id(id, imm);
-        let PreparedWrite { request, sge } = &mut write.0;
         if let Some(extended) = self.extended() {
+            let Data { local, target: Target { addr, rkey }, source } = data;
             // SAFETY: as in `post_chain`. The queue pair was created for such writes.
-            return RefusedPost::of(unsafe {
-                let sys::rdma_t { remote_addr, rkey } = request.wr.rdma;
+            let rc = unsafe {
                 extended.start();
                 extended.begin(id, sys::IBV_SEND_SIGNALED);
-                extended.write_imm(rkey, remote_addr, imm.to_be());
-                extended.data(sge, request.send_flags & sys::IBV_SEND_INLINE != 0);
+                extended.write_imm(rkey, addr, imm.to_be());
+                extended.data(&local.into(), source == DataSource::INLINE);
                 extended.complete()
-            });
+            };
+            // Asked for again, so that nothing is kept for it during the post.
+            // SAFETY: as above.
+            return RefusedPost::of(rc, || unsafe { extended.id() });
         }
+        write.set_id(id, imm);
+        write.set_data(data);
+        let PreparedWrite { request, sge } = &mut write.0;
         request.sg_list = sge;
-        RefusedPost::of(self.post_chain(request))
+        RefusedPost::of(self.post_chain(request), || request.wr_id)
     }
 
     /// The error of a refused post.
     #[cold]
     #[inline(never)]
-    pub fn refusal(&self, RefusedPost(rc): RefusedPost) -> Error {
-        self.post_error("ibv_post_send", rc)
+    pub fn refusal(&self, refused: RefusedPost) -> Error {
+        self.post_error("ibv_post_send", refused.rc)
     }
 }
 
@@ -218,10 +233,10 @@ mod tests {
             let (local, target) = (Sge { addr, length, lkey: keys[0] }, Target { addr: remote, rkey: keys[1] });
             let made = PreparedWrite::new(&Write { id, local, target, imm: Some(imm), inline, signaled: true });
             let mut changed = ImmediateWrite::default();
-            changed.set_data(local, target, if inline { DataSource::INLINE } else { DataSource::MEMORY });
+            let source = if inline { DataSource::INLINE } else { DataSource::MEMORY };
+            changed.set_data(Data { local, target, source });
             changed.set_id(id, imm);
             prop_assert_eq!(fields(&changed.0), fields(&made));
-            prop_assert_eq!(changed.id(), id);
         }
 
         #[test]

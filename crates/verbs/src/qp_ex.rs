@@ -145,6 +145,15 @@ impl ExtendedQueuePair {
         unsafe { ((*self.0.as_ptr()).wr_id, (*self.0.as_ptr()).wr_flags) = (id, flags) };
     }
 
+    /// The id of the work request that has begun last.
+    ///
+    /// # Safety
+    /// The queue pair is live and exclusively borrowed.
+    pub(super) unsafe fn id(self) -> u64 {
+        // SAFETY: by the caller.
+        unsafe { (*self.0.as_ptr()).wr_id }
+    }
+
     /// Makes it an RDMA WRITE.
     ///
     /// # Safety

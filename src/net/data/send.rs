@@ -34,7 +34,7 @@ use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::clock;
 use crate::verbs::device_memory::read_barrier;
-use crate::verbs::prepared_write::{ImmediateWrite, RefusedPost};
+use crate::verbs::prepared_write::{Data, ImmediateWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
@@ -423,19 +423,12 @@ impl SendPath {
         begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> Result<()> {
         if self.is_fast(length) && !self.stats.is_due_next() && memory.covers(addr, length) {
-            let Self { flow, ring, single, inline_up_to, .. } = self;
+            let Self { flow, ring, .. } = self;
             let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
-            let prepare = |cts: &Cts| {
-                let local = Sge { addr, length, lkey: memory.lkey(0) };
-                let target = Target { addr: cts.addr, rkey: cts.rkeys[0] };
-                single.set_data(local, target, memory.source(length, *inline_up_to));
-            };
-            if let Fast::Begun(transfer) =
-                flow.submit_single(tag, addr, length, read, prepare, begun)
-            {
+            if let Fast::Begun(transfer) = flow.submit_single(tag, addr, length, read, begun) {
                 // The timer is not due: `is_due_next` was false above.
                 let _ = self.stats.handle_begun(1);
-                return self.post_single(&transfer);
+                return self.post_single(&transfer, addr, memory);
             }
         }
         self.send(addr, length, tag, memory, begun)
@@ -447,9 +440,9 @@ impl SendPath {
         length.wrapping_sub(1) < self.fast_up_to
     }
 
-    /// Posts a message that is one write, whose data and target are prepared.
+    /// Posts a message at `addr` in `memory` that is one write.
     #[inline(always)]
-    fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
+    fn post_single(&mut self, transfer: &Transfer, addr: u64, memory: &MrHandle) -> Result<()> {
         debug_assert!(self.is_fast(transfer.length), "the message needs more than one write");
         debug_assert_eq!(
             self.mode,
@@ -464,7 +457,13 @@ impl SendPath {
         let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
             return self.handle_failure(no_such_qp(qp));
         };
-        match connected.qp.post_immediate(&mut self.single, id, imm.to_bits()) {
+        let length = transfer.length;
+        let data = Data {
+            local: Sge { addr, length, lkey: memory.lkey(0) },
+            target: Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] },
+            source: memory.source(length, self.inline_up_to),
+        };
+        match connected.qp.post_immediate(&mut self.single, (id, imm.to_bits()), data) {
             Ok(()) => Ok(()),
             Err(refused) => self.handle_refused_post(refused),
         }
@@ -478,7 +477,7 @@ impl SendPath {
     #[inline(never)]
     fn handle_refused_post(&mut self, refused: RefusedPost) -> Result<()> {
         // Looked up again, so that nothing is kept for it during the post.
-        let qp = WrId::from_bits(self.single.id()).qp();
+        let qp = WrId::from_bits(refused.id).qp();
         let connected = self.qps.qps.get(usize::from(qp));
         self.handle_failure(connected.map_or_else(
             || no_such_qp(QpIndex(qp)),
@@ -525,11 +524,7 @@ impl SendPath {
             self.handle_due(transfer.id, tag);
         }
         if self.is_fast(transfer.length) {
-            let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
-            let target = Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] };
-            let source = memory.source(transfer.length, self.inline_up_to);
-            self.single.set_data(local, target, source);
-            return self.post_single(&transfer);
+            return self.post_single(&transfer, addr, memory);
         }
         // What cannot be posted is sent after the recovery.
         self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
