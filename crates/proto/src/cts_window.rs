@@ -173,25 +173,28 @@ impl CtsWindow {
     /// `unsent` share a slot.
     #[inline]
     pub(super) fn is_sent(&self, slot: usize) -> bool {
-        let distance = slot.wrapping_sub(SlotIndex::of(self.oldest).index()) % RING_SLOTS;
-        distance < self.unsent.wrapping_sub(self.oldest) as usize
+        self.distance(slot) < self.unsent.wrapping_sub(self.oldest) as usize
     }
 
-    /// Handles that the message of a slot that [`Self::is_sent`] has arrived. `is_pending` returns
-    /// whether that of a slot has not.
+    /// How many slots after the oldest one.
     #[inline(always)]
-    pub(super) fn handle_arrival(&mut self, is_pending: impl Fn(usize) -> bool) {
+    fn distance(&self, slot: usize) -> usize {
+        slot.wrapping_sub(SlotIndex::of(self.oldest).index()) % RING_SLOTS
+    }
+
+    /// Handles that the message of `slot`, which [`Self::is_sent`], has arrived. `is_pending`
+    /// returns whether that of a slot has not.
+    #[inline(always)]
+    pub(super) fn handle_arrival(&mut self, slot: usize, is_pending: impl Fn(usize) -> bool) {
+        debug_assert!(self.is_sent(slot) && !is_pending(slot));
         self.outstanding -= 1;
-        // This one is still kept, so there is an oldest one.
-        debug_assert_ne!(self.oldest, self.unsent);
-        let mut oldest = self.oldest;
-        while !is_pending(SlotIndex::of(oldest).index()) {
-            oldest = oldest.wrapping_add(1);
-            if oldest == self.unsent {
-                break;
+        if self.distance(slot) == 0 {
+            let mut oldest = self.oldest.wrapping_add(1);
+            while oldest != self.unsent && !is_pending(SlotIndex::of(oldest).index()) {
+                oldest = oldest.wrapping_add(1);
             }
+            self.oldest = oldest;
         }
-        self.oldest = oldest;
         debug_assert!(self.is_consistent());
     }
 
@@ -294,13 +297,13 @@ mod tests {
         let mut window = CtsWindow::new();
         window.push(3, MAX_WAITING_BYTES);
         while window.poll(8).is_some() {}
-        let mut kept = |is_pending: [bool; 4]| {
-            window.handle_arrival(|slot| is_pending[slot]);
+        let mut kept = |arrived: usize, is_pending: [bool; 4]| {
+            window.handle_arrival(arrived, |slot| is_pending[slot]);
             [1, 2, 3].map(|slot| window.is_sent(slot))
         };
-        assert_eq!(kept([false, true, false, true]), [true; 3]);
-        assert_eq!(kept([false, false, false, true]), [false, false, true]);
-        assert_eq!(kept([false; 4]), [false; 3]);
+        assert_eq!(kept(2, [false, true, false, true]), [true; 3]);
+        assert_eq!(kept(1, [false, false, false, true]), [false, false, true]);
+        assert_eq!(kept(3, [false; 4]), [false; 3]);
     }
 
     /// How many clear-to-sends are written after each of `pushes` buffers of `bytes`.
@@ -335,7 +338,7 @@ mod tests {
     fn a_waiting_cts_is_sent_when_a_message_arrives_or_its_own_request_is_tested() {
         let mut window = CtsWindow::new();
         assert_eq!(written(&mut window, 3, 8), [1, 1, 0]);
-        window.handle_arrival(|slot| slot != 1);
+        window.handle_arrival(1, |slot| slot != 1);
         assert_eq!(window.poll(8), Some(3..4), "the first message has arrived");
         let mut window = CtsWindow::new();
         assert_eq!(written(&mut window, 3, 8), [1, 1, 0]);

@@ -49,6 +49,8 @@ pub struct RecvFlow {
     pub(super) window: CtsWindow,
     receives: Receives,
     requests: Requests<RecvRequest>,
+    /// A buffer of fewer bytes may take the fast path: [`Self::begin_single`].
+    single_below: u32,
     /// The bytes of each message of the group that completed last.
     done: [u32; MAX_GROUP],
     /// The rails of the connection.
@@ -71,9 +73,11 @@ impl RecvFlow {
         let receives = Receives::default();
         let mut window = CtsWindow::new();
         window.set_limit(receives.most_messages());
+        let shadow = CtsShadow::new(count);
         Self {
             striping,
-            shadow: CtsShadow::new(count),
+            single_below: if shadow.is_wide() { 0 } else { Imm::EXPLICIT_LIMIT + 1 },
+            shadow,
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             window,
             receives,
@@ -169,8 +173,8 @@ impl RecvFlow {
         begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> bool {
         let Buffer { addr, length, rkeys, tag } = buffer;
-        let Self { requests, window, shadow, arrivals, .. } = self;
-        if length > Imm::EXPLICIT_LIMIT || shadow.is_wide() || !window.has_space(1) {
+        let Self { requests, window, shadow, arrivals, single_below, .. } = self;
+        if length >= *single_below || !window.has_space(1) {
             return false;
         }
         let Some(entry) = requests.allocate() else { return false };
@@ -267,11 +271,10 @@ impl RecvFlow {
             && let LengthCode::Bytes(length) = imm.length_code()
             && length <= arrival.posted
             && length <= striping.whole_up_to()
-            && let Some(request) = requests.get(arrival.request)
         {
             arrival.handle_whole(qp, length);
-            request.complete(arrival.index, length);
-            window.handle_arrival(|slot| arrivals[slot].is_pending());
+            requests.live_one(arrival.request).complete(arrival.index, length);
+            window.handle_arrival(slot, |slot| arrivals[slot].is_pending());
             return true;
         }
         false
@@ -308,18 +311,10 @@ impl RecvFlow {
             return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
         }
         arrival.stage = Stage::Whole;
-        let (id, index) = (arrival.request, arrival.index);
-        self.complete(id, index, length)
-    }
-
-    /// Handles that message number `index` of request `id` has arrived whole.
-    fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
-        let request = self
-            .requests
-            .get(id)
-            .ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
-        request.complete(index, length);
-        self.count_arrival();
+        let Self { window, arrivals, requests, .. } = self;
+        let arrival = &arrivals[slot];
+        requests.live_one(arrival.request).complete(arrival.index, length);
+        window.handle_arrival(slot, |slot| arrivals[slot].is_pending());
         Ok(())
     }
 
@@ -329,12 +324,6 @@ impl RecvFlow {
         self.arrivals[slot.index()].state_name()
     }
 
-    /// Handles that a whole message has arrived.
-    #[inline(always)]
-    fn count_arrival(&mut self) {
-        let Self { window, arrivals, .. } = self;
-        window.handle_arrival(|slot| arrivals[slot].is_pending());
-    }
 }
 
 // Completion of requests.

@@ -170,6 +170,14 @@ impl<T> Requests<T> {
         self.entry(id).map(|entry| &entry.value)
     }
 
+    /// [`Self::get`] for a request that is known to live, since it has not completed.
+    #[inline(always)]
+    pub(super) fn live_one(&self, id: RequestId) -> &T {
+        let entry = &self.entries[id.index()];
+        debug_assert!(entry.id() == id && entry.is_live(), "{id:?} has ended");
+        &entry.value
+    }
+
     /// The entry of a live id.
     #[inline]
     pub fn entry(&self, id: RequestId) -> Option<&Entry<T>> {

@@ -152,23 +152,10 @@ impl CtsSender {
         let slots = flow.encoded_cts_narrow(places);
         let (addr, length) = (slots.as_ptr() as u64, size_of_val(slots) as u32);
         let range = (addr, length, self.ring.addr.wrapping_add(at as u64));
-        if self.writes.count() {
-            return self.post_signaled(range, qps);
-        }
-        match connected.qp.post_inline(&mut self.plain, range, false) {
+        match connected.qp.post_inline(&mut self.plain, range, self.writes.count()) {
             Ok(()) => Ok(()),
             Err(refused) => Err(refusal(qps, refused)),
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn post_signaled(&mut self, range: (u64, u32, u64), qps: &mut [ConnectedQp]) -> Result<()> {
-        let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
-        connected
-            .qp
-            .post_inline(&mut self.plain, range, true)
-            .map_err(|refused| refusal(qps, refused))
     }
 
     /// [`Self::send_some`] over the current rail; then selects the next one.
