@@ -150,7 +150,9 @@ impl QueuePair {
                 extended.data(&sys::ibv_sge { addr, length, lkey: 0 }, true);
                 extended.complete()
             };
-            return RefusedPost::of(rc, || write.0.request.wr_id);
+            // Asked for again, so that nothing is kept for it during the post.
+            // SAFETY: as above.
+            return RefusedPost::of(rc, || unsafe { extended.id() });
         }
         write.set(addr, length, target, signaled);
         let PreparedWrite { request, sge } = &mut write.0;
@@ -179,7 +181,6 @@ impl QueuePair {
                 extended.data(&local.into(), source == DataSource::INLINE);
                 extended.complete()
             };
-            // Asked for again, so that nothing is kept for it during the post.
             // SAFETY: as above.
             return RefusedPost::of(rc, || unsafe { extended.id() });
         }

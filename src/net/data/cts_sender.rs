@@ -146,13 +146,14 @@ impl CtsSender {
     /// The device refuses the write.
     #[inline(always)]
     fn send_plain(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
-        let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
         let places = flow.take_cts(self.slots_per_write);
         let at = places.start * Cts::BYTES;
         let slots = flow.encoded_cts_narrow(places);
         let (addr, length) = (slots.as_ptr() as u64, size_of_val(slots) as u32);
         let range = (addr, length, self.ring.addr.wrapping_add(at as u64));
-        match connected.qp.post_inline(&mut self.plain, range, self.writes.count()) {
+        let is_signaled = self.writes.count();
+        let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
+        match connected.qp.post_inline(&mut self.plain, range, is_signaled) {
             Ok(()) => Ok(()),
             Err(refused) => Err(refusal(qps, refused)),
         }
