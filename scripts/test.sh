@@ -101,6 +101,17 @@ python_tests() {
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"
 
+# The plugin of all features: other declarations that must give the same plugin. The points of the
+# contract that would show a difference run beside the rest. The others, and its unit tests, for
+# which the companion would be built once more, run in scripts/nightly.sh. It comes first: both
+# plugins have one file name, and what is built after the other one stays.
+if [ "$mode" = all ]; then
+    step "build with features"
+    "${lints[@]}" cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked
+    mkdir -p "$CARGO_TARGET_DIR/features"
+    cp "$CARGO_TARGET_DIR/debug/libnccl_net.so" "$CARGO_TARGET_DIR/features/libnccl-net.so"
+fi
+
 # All but the explorations with a model checker, which takes longer to build than they do.
 crates=(--workspace --exclude models)
 step "build of the tests${lints[0]:+, with lints}"
@@ -119,14 +130,7 @@ export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
-# The plugin of all features: other declarations that must give the same plugin. The points of the
-# contract that would show a difference run beside the rest. The others, and its unit tests, for
-# which the companion would be built once more, run in scripts/nightly.sh.
 if [ "$mode" = all ]; then
-    step "build with features"
-    "${lints[@]}" cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked
-    mkdir -p "$CARGO_TARGET_DIR/features"
-    cp "$CARGO_TARGET_DIR/debug/libnccl_net.so" "$CARGO_TARGET_DIR/features/libnccl-net.so"
     background "contract of the plugin with features" "$dist/bin/ferrite" check \
         --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so" \
         --only abi-layout,log-lines,every-field-written,handle,loopback,dma-buf,sizes,groups \
