@@ -204,6 +204,31 @@ pub(crate) struct Env {
 }
 
 impl Env {
+    pub(super) const fn vars(self, vars: &'static [Variable]) -> Self {
+        Self { vars, ..self }
+    }
+
+    pub(super) const fn rank1_vars(self, rank1_vars: &'static [Variable]) -> Self {
+        Self { rank1_vars, ..self }
+    }
+
+    /// Counts as hung after so many seconds of silence.
+    pub(super) const fn within(self, timeout_s: u64) -> Self {
+        Self { timeout_s, ..self }
+    }
+
+    pub(super) const fn faithful(self) -> Self {
+        Self { host: Host::Faithful, ..self }
+    }
+
+    pub(super) const fn without_verbs(self) -> Self {
+        Self { host: Host::WithoutVerbs, ..self }
+    }
+
+    pub(super) const fn long(self) -> Self {
+        Self { long: true, ..self }
+    }
+
     /// Whether it takes a software device to set it up.
     pub(crate) fn needs_softrnic(&self) -> bool {
         let names_one = |(name, value): &Variable| {
@@ -571,7 +596,7 @@ mod tests {
 
     #[test]
     fn settings_that_other_devices_do_not_read_keep_no_point_from_them() {
-        let made_up = |vars| Env { vars, ..BOTH_RANKS }.needs_softrnic();
+        let made_up = |vars| BOTH_RANKS.vars(vars).needs_softrnic();
         assert!(!made_up(&[("SOFTRNIC_LINES", "1")]) && !made_up(&[("SOFTRNIC_STRICT", "0")]));
         assert!(
             made_up(&[("SOFTRNIC_FAULTS", "drop")]) && made_up(&[("NCCL_IB_HCA", "softrnic1")])

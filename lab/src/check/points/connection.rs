@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Slowest, Step, Trial, arrived,
-    code, connect_and_accept, connect_locally, done, exchange, first_pointer,
-    open_files_and_threads, within,
+    BOTH_RANKS, Context, Point, RANK0_ONLY, SETTLED, SOON, Slowest, arrived, code,
+    connect_and_accept, connect_locally, done, exchange, first_pointer, open_files_and_threads,
+    within,
 };
 use crate::check::raw::{FILLS, Opaque, Raw};
 use crate::check::relay::Relay;
@@ -36,54 +36,22 @@ const MANY: (u32, u32) = (1000, 128);
 const DEATHS: [u32; 6] = [1, 2, 3, 4, 6, 20];
 
 pub(super) const POINTS: &[Point] = &[
-    Point {
-        number: 13,
-        name: "handle",
-        claim: "listen writes 128 bytes at most, with no pointer of the listener's process in them",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: handle }]),
-    },
-    Point {
-        number: 14,
-        name: "never-blocks",
-        claim: "connect before accept, accept before connect and both in turn work from one thread; no call waits",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: never_blocks }]),
-    },
-    Point {
-        number: 15,
-        name: "device-handle",
-        claim: "connect and accept take NULL for the device handle, and leave a NULL behind the pointer alone",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: device_handle }]),
-    },
-    Point {
-        number: 16,
-        name: "pending-is-null",
-        claim: "no communicator comes before the peer has done its part, and what comes works at once",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: pending }]),
-    },
-    Point {
-        number: 17,
-        name: "accept-completes-last",
-        claim: "a sender that is killed before its connect has completed is never accepted",
-        trial: Trial::Steps(&[Step { env: BOTH_RANKS, run: killed_sender }]),
-    },
-    Point {
-        number: 18,
-        name: "two-senders",
-        claim: "of two senders to one listener with one accept, one pairs and the other gets an error or keeps waiting",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: two_senders }]),
-    },
-    Point {
-        number: 19,
-        name: "close-listener",
-        claim: "a listener may be closed without an accept, in the middle of one, and right after it",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: close_listener }]),
-    },
-    Point {
-        number: 20,
-        name: "many-connections",
-        claim: "1000 connections come about, 128 at once, polled in turn",
-        trial: Trial::Steps(&[Step { env: Env { timeout_s: 40, ..BOTH_RANKS }, run: many }]),
-    },
+    point!(13, "handle", RANK0_ONLY => handle;
+        "listen writes 128 bytes at most, with no pointer of the listener's process in them"),
+    point!(14, "never-blocks", RANK0_ONLY => never_blocks;
+        "connect before accept, accept before connect and both in turn work from one thread; no call waits"),
+    point!(15, "device-handle", RANK0_ONLY => device_handle;
+        "connect and accept take NULL for the device handle, and leave a NULL behind the pointer alone"),
+    point!(16, "pending-is-null", RANK0_ONLY => pending;
+        "no communicator comes before the peer has done its part, and what comes works at once"),
+    point!(17, "accept-completes-last", BOTH_RANKS => killed_sender;
+        "a sender that is killed before its connect has completed is never accepted"),
+    point!(18, "two-senders", RANK0_ONLY => two_senders;
+        "of two senders to one listener with one accept, one pairs and the other gets an error or keeps waiting"),
+    point!(19, "close-listener", RANK0_ONLY => close_listener;
+        "a listener may be closed without an accept, in the middle of one, and right after it"),
+    point!(20, "many-connections", BOTH_RANKS.within(40) => many;
+        "1000 connections come about, 128 at once, polled in turn"),
 ];
 
 fn handle(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -423,81 +391,30 @@ const TIME_LIMIT: Duration = Duration::from_secs(4);
 const TURNED: [usize; 8] = [0, 7, 8, 9, 10, 12, 16, 31];
 
 pub(super) const PEER_POINTS: &[Point] = &[
-    Point {
-        number: 21,
-        name: "unauthenticated-clients",
-        claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[IMPATIENT], ..RANK0_ONLY },
-            run: unauthenticated_clients,
-        }]),
-    },
-    Point {
-        number: 22,
-        name: "late-accept",
-        claim: "a peer may accept as late as it likes: connect asks to be called again, holds nothing more, and works then",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: late }]),
-    },
-    Point {
-        number: 23,
-        name: "unequal-peers",
-        claim: "other MTU, other port, other settings at the other end: data right, or a clear error on both sides",
-        trial: Trial::Steps(&[
-            Step {
-                env: Env { vars: &[("SOFTRNIC_MTU", "4096,softrnic1/1=1024")], ..BOTH_RANKS },
-                run: unequal,
-            },
-            Step {
-                env: Env {
-                    rank1_vars: &[
-                        ("NCCL_IB_QPS_PER_CONNECTION", "3"),
-                        ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
-                    ],
-                    ..BOTH_RANKS
-                },
-                run: unequal,
-            },
-            Step {
-                env: Env {
-                    rank1_vars: &[("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "0")],
-                    ..BOTH_RANKS
-                },
-                run: unequal,
-            },
-            Step {
-                env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..BOTH_RANKS },
-                run: unequal_ports,
-            },
-        ]),
-    },
-    Point {
-        number: 24,
-        name: "foreign-peers",
-        claim: "another version, another network and the built-in transport at the other end are errors, never a hang",
-        trial: Trial::Steps(&[
-            Step {
-                env: Env { vars: &[IMPATIENT], timeout_s: 60, ..RANK0_ONLY },
-                run: turned_bytes,
-            },
-            Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: foreign_handles },
-            Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: built_in_peer },
-        ]),
-    },
-    Point {
-        number: 25,
-        name: "loopback",
-        claim: "a device connects to itself and to another of the host, within one process and thread",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: loopback }]),
-    },
-    Point {
-        number: 26,
-        name: "queue-pair-limit",
-        claim: "more communicators than the device has queue pairs: an error, nothing left behind, the rest works",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[("SOFTRNIC_MAX_QP", "9"), IMPATIENT], ..RANK0_ONLY },
-            run: limit,
-        }]),
-    },
+    point!(21, "unauthenticated-clients", RANK0_ONLY.vars(&[IMPATIENT]) => unauthenticated_clients;
+        "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served"),
+    point!(22, "late-accept", RANK0_ONLY.vars(&[IMPATIENT]) => late;
+        "a peer may accept as late as it likes: connect asks to be called again, holds nothing more, and works then"),
+    point!(23, "unequal-peers",
+        BOTH_RANKS.vars(&[("SOFTRNIC_MTU", "4096,softrnic1/1=1024")]) => unequal,
+        BOTH_RANKS.rank1_vars(&[
+            ("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+        ]) => unequal,
+        BOTH_RANKS.rank1_vars(&[
+            ("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "0"),
+        ]) => unequal,
+        BOTH_RANKS.vars(&[("SOFTRNIC_PORTS", "2")]) => unequal_ports;
+        "other MTU, other port, other settings at the other end: data right, or a clear error on both sides"),
+    point!(24, "foreign-peers",
+        RANK0_ONLY.vars(&[IMPATIENT]).within(60) => turned_bytes,
+        RANK0_ONLY.vars(&[IMPATIENT]) => foreign_handles,
+        RANK0_ONLY.vars(&[IMPATIENT]) => built_in_peer;
+        "another version, another network and the built-in transport at the other end are errors, never a hang"),
+    point!(25, "loopback", RANK0_ONLY => loopback;
+        "a device connects to itself and to another of the host, within one process and thread"),
+    point!(26, "queue-pair-limit",
+        RANK0_ONLY.vars(&[("SOFTRNIC_MAX_QP", "9"), IMPATIENT]) => limit;
+        "more communicators than the device has queue pairs: an error, nothing left behind, the rest works"),
 ];
 
 /// When nothing more has come for so long, what has come is all that is said before an answer.
@@ -856,54 +773,18 @@ const TESTS: u32 = 1_000_000;
 const CYCLES: u32 = 100;
 
 pub(super) const TEARDOWN_POINTS: &[Point] = &[
-    Point {
-        number: 49,
-        name: "peer-killed",
-        claim: "when the peer is killed, both communicators say ncclRemoteError in time, and again at once",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[QUICK], timeout_s: 40, ..BOTH_RANKS },
-            run: peer_killed,
-        }]),
-    },
-    Point {
-        number: 50,
-        name: "failed-again",
-        claim: "a request that has failed says the same a million times, without flooding the log",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[QUICK, NO_FAILOVER], timeout_s: 40, ..RANK0_ONLY },
-            run: failed_again,
-        }]),
-    },
-    Point {
-        number: 51,
-        name: "close-in-flight",
-        claim: "communicators are closed with requests in flight, after errors and as NULL; what comes late does no harm",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY },
-            run: close_in_flight,
-        }]),
-    },
-    Point {
-        number: 52,
-        name: "deregister-in-flight",
-        claim: "memory that is taken back while it is written harms no other communicator",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY },
-            run: dereg_in_flight,
-        }]),
-    },
-    Point {
-        number: 53,
-        name: "abort",
-        claim: "an abort while connecting, with a send that waits, and in a group that lacks messages ends in bounded time",
-        trial: Trial::Steps(&[Step { env: Env { timeout_s: 40, ..RANK0_ONLY }, run: abort }]),
-    },
-    Point {
-        number: 57,
-        name: "cycles",
-        claim: "after 100 connections made and closed there are no more queue pairs, regions, files and threads than before",
-        trial: Trial::Steps(&[Step { env: Env { timeout_s: 40, ..RANK0_ONLY }, run: cycles }]),
-    },
+    point!(49, "peer-killed", BOTH_RANKS.vars(&[QUICK]).within(40) => peer_killed;
+        "when the peer is killed, both communicators say ncclRemoteError in time, and again at once"),
+    point!(50, "failed-again", RANK0_ONLY.vars(&[QUICK, NO_FAILOVER]).within(40) => failed_again;
+        "a request that has failed says the same a million times, without flooding the log"),
+    point!(51, "close-in-flight", RANK0_ONLY.vars(&[QUICK]).within(40) => close_in_flight;
+        "communicators are closed with requests in flight, after errors and as NULL; what comes late does no harm"),
+    point!(52, "deregister-in-flight", RANK0_ONLY.vars(&[QUICK]).within(40) => dereg_in_flight;
+        "memory that is taken back while it is written harms no other communicator"),
+    point!(53, "abort", RANK0_ONLY.within(40) => abort;
+        "an abort while connecting, with a send that waits, and in a group that lacks messages ends in bounded time"),
+    point!(57, "cycles", RANK0_ONLY.within(40) => cycles;
+        "after 100 connections made and closed there are no more queue pairs, regions, files and threads than before"),
 ];
 
 /// Both ways one message after the other, as long as it goes; what `isend` or its test, and `irecv`

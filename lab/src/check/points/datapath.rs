@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Softrnic, Step, Trial, arrived,
-    code, connect_locally, done, exchange, sent_meanwhile, within,
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Softrnic, arrived, code,
+    connect_locally, done, exchange, sent_meanwhile, within,
 };
 use crate::check::ensure;
 use crate::check::raw::{GARBAGE, Opaque, Raw};
@@ -33,58 +33,22 @@ const LARGEST: usize = 1 << 30;
 const GROUPS: (usize, usize) = (32, 8);
 
 /// Messages are split over three queue pairs.
-const THREE_QPS: Env = Env {
-    vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
-    ..RANK0_ONLY
-};
+const THREE_QPS: Env =
+    RANK0_ONLY.vars(&[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")]);
 
 pub(super) const POINTS: &[Point] = &[
-    Point {
-        number: 35,
-        name: "send-before-receive",
-        claim: "isend before any receive succeeds with a request that is NULL, whatever was in its place",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: send_first }]),
-    },
-    Point {
-        number: 36,
-        name: "sizes",
-        claim: "messages of 0 bytes to 1 GiB arrive whole, at any address",
-        trial: Trial::Steps(&[
-            Step { env: RANK0_ONLY, run: sizes },
-            Step { env: THREE_QPS, run: sizes },
-            Step { env: Env { timeout_s: 60, ..RANK0_ONLY }, run: largest },
-        ]),
-    },
-    Point {
-        number: 37,
-        name: "unequal-sizes",
-        claim: "both ends report the lesser of what is sent and what there is room for; nothing is written behind it",
-        trial: Trial::Steps(&[
-            Step { env: RANK0_ONLY, run: unequal },
-            Step { env: THREE_QPS, run: unequal },
-        ]),
-    },
-    Point {
-        number: 38,
-        name: "groups",
-        claim: "1 to 8 messages received together find their places by tag, in whatever order they are sent",
-        trial: Trial::Steps(&[
-            Step { env: BOTH_RANKS, run: verified },
-            Step { env: RANK0_ONLY, run: groups },
-        ]),
-    },
-    Point {
-        number: 39,
-        name: "sizes-array",
-        claim: "test writes as many sizes as there are messages, when they are there; NULL for sizes is taken",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: sizes_array }]),
-    },
-    Point {
-        number: 40,
-        name: "256-outstanding",
-        claim: "256 messages may be outstanding on a communicator; one more is to be tried again, and is no error",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: outstanding }]),
-    },
+    point!(35, "send-before-receive", RANK0_ONLY => send_first;
+        "isend before any receive succeeds with a request that is NULL, whatever was in its place"),
+    point!(36, "sizes", RANK0_ONLY => sizes, THREE_QPS => sizes, RANK0_ONLY.within(60) => largest;
+        "messages of 0 bytes to 1 GiB arrive whole, at any address"),
+    point!(37, "unequal-sizes", RANK0_ONLY => unequal, THREE_QPS => unequal;
+        "both ends report the lesser of what is sent and what there is room for; nothing is written behind it"),
+    point!(38, "groups", BOTH_RANKS => verified, RANK0_ONLY => groups;
+        "1 to 8 messages received together find their places by tag, in whatever order they are sent"),
+    point!(39, "sizes-array", RANK0_ONLY => sizes_array;
+        "test writes as many sizes as there are messages, when they are there; NULL for sizes is taken"),
+    point!(40, "256-outstanding", RANK0_ONLY => outstanding;
+        "256 messages may be outstanding on a communicator; one more is to be tried again, and is no error"),
 ];
 
 fn send_first(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -450,70 +414,29 @@ const EAGER: (&str, &str) = ("NCCL_IB_AR_THRESHOLD", "0");
 const DELAYS: (&str, &str) = ("SOFTRNIC_FAULTS", "delay=150us chance=0.1");
 
 pub(super) const ORDER_POINTS: &[Point] = &[
-    Point {
-        number: 41,
-        name: "many-messages",
-        claim: "counters of messages may wrap: more than 2^16 on one communicator, with --long more than 2^24",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[LAX], ..RANK0_ONLY }, run: many },
-            Step {
-                env: Env { vars: &[LAX], timeout_s: 600, long: true, ..RANK0_ONLY },
-                run: very_many,
-            },
-        ]),
-    },
-    Point {
-        number: 42,
-        name: "order-of-tests",
-        claim: "requests are tested oldest first or in any order, unfinished ones a million times, and memory stays",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: order_of_tests }]),
-    },
-    Point {
-        number: 43,
-        name: "later-first",
-        claim: "a request may be found done after a later one, and its data is there then",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[QPS3], ..RANK0_ONLY }, run: later_first },
-            Step { env: Env { vars: &[QPS3, DELAYS], ..RANK0_ONLY }, run: later_first },
-        ]),
-    },
-    Point {
-        number: 44,
-        name: "polled-lines",
-        claim: "a consumer that polls flags in the data sees each line of 128 bytes whole, on any number of queue pairs",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[WHOLE_LINES], ..BOTH_RANKS }, run: polled },
-            Step { env: Env { vars: &[WHOLE_LINES, QPS3, SPLIT], ..BOTH_RANKS }, run: polled },
-            Step { env: Env { vars: &[WHOLE_LINES, ROUTED, EAGER], ..BOTH_RANKS }, run: polled },
-        ]),
-    },
-    Point {
-        number: 45,
-        name: "data-before-completion",
-        claim: "no completion comes before the data, with delays on some of the queue pairs and adaptive routing",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[QPS3, SPLIT, DELAYS], ..BOTH_RANKS }, run: delayed },
-            Step { env: Env { vars: &[QPS3, ROUTED, EAGER, DELAYS], ..BOTH_RANKS }, run: delayed },
-        ]),
-    },
-    Point {
-        number: 46,
-        name: "gpu-memory",
-        claim: "messages between GPU and host memory are right, and flushed where that is needed",
-        trial: Trial::Needs("a GPU"),
-    },
-    Point {
-        number: 47,
-        name: "threads",
-        claim: "two and eight threads drive communicators of one device at the same time",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: threads }]),
-    },
-    Point {
-        number: 48,
-        name: "optional-slots",
-        claim: "getDeviceMr and irecvConsumed are NULL in a transport without device code",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: slots }]),
-    },
+    point!(41, "many-messages",
+        RANK0_ONLY.vars(&[LAX]) => many, RANK0_ONLY.vars(&[LAX]).within(600).long() => very_many;
+        "counters of messages may wrap: more than 2^16 on one communicator, with --long more than 2^24"),
+    point!(42, "order-of-tests", RANK0_ONLY => order_of_tests;
+        "requests are tested oldest first or in any order, unfinished ones a million times, and memory stays"),
+    point!(43, "later-first",
+        RANK0_ONLY.vars(&[QPS3]) => later_first, RANK0_ONLY.vars(&[QPS3, DELAYS]) => later_first;
+        "a request may be found done after a later one, and its data is there then"),
+    point!(44, "polled-lines",
+        BOTH_RANKS.vars(&[WHOLE_LINES]) => polled,
+        BOTH_RANKS.vars(&[WHOLE_LINES, QPS3, SPLIT]) => polled,
+        BOTH_RANKS.vars(&[WHOLE_LINES, ROUTED, EAGER]) => polled;
+        "a consumer that polls flags in the data sees each line of 128 bytes whole, on any number of queue pairs"),
+    point!(45, "data-before-completion",
+        BOTH_RANKS.vars(&[QPS3, SPLIT, DELAYS]) => delayed,
+        BOTH_RANKS.vars(&[QPS3, ROUTED, EAGER, DELAYS]) => delayed;
+        "no completion comes before the data, with delays on some of the queue pairs and adaptive routing"),
+    point!(46, "gpu-memory", needs "a GPU";
+        "messages between GPU and host memory are right, and flushed where that is needed"),
+    point!(47, "threads", RANK0_ONLY => threads;
+        "two and eight threads drive communicators of one device at the same time"),
+    point!(48, "optional-slots", RANK0_ONLY => slots;
+        "getDeviceMr and irecvConsumed are NULL in a transport without device code"),
 ];
 
 fn many(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -770,54 +693,22 @@ fn not(is_null: bool) -> &'static str {
 const CONCURRENT: usize = 2000;
 
 pub(super) const REGISTRATION_POINTS: &[Point] = &[
-    Point {
-        number: 27,
-        name: "odd-ranges",
-        claim: "memory of any address and size is registered: unaligned, one byte, more than 4 GiB; none at all does no harm",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: odd_ranges }]),
-    },
-    Point {
-        number: 28,
-        name: "overlapping-ranges",
-        claim: "a range may be registered often, within others and over their edges, and given back in any order",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: overlapping }]),
-    },
-    Point {
-        number: 29,
-        name: "replaced-memory",
-        claim: "other memory at the same address, registered after the old was given back, is what is sent",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: replaced }]),
-    },
-    Point {
-        number: 30,
-        name: "dma-buf",
-        claim: "a dma-buf may be closed after its registration, at any offset, and is addressed as the memory is",
-        trial: Trial::Needs("a GPU: the software device takes a dma-buf of a GPU's memory only"),
-    },
-    Point {
-        number: 31,
-        name: "dma-buf-refused",
-        claim: "a dma-buf that cannot be registered is an error, after which memory is registered as before",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: refused }]),
-    },
-    Point {
-        number: 32,
-        name: "deregister-nothing",
-        claim: "deregMr of NULL, and after a registration that failed, does no harm",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: nothing }]),
-    },
-    Point {
-        number: 33,
-        name: "concurrent-registration",
-        claim: "two threads register and deregister with two communicators of one device at the same time",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: concurrent }]),
-    },
-    Point {
-        number: 34,
-        name: "memlock",
-        claim: "when memory cannot be locked, the log names the limit (ulimit -l) and what it is",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: memlock }]),
-    },
+    point!(27, "odd-ranges", RANK0_ONLY => odd_ranges;
+        "memory of any address and size is registered: unaligned, one byte, more than 4 GiB; none at all does no harm"),
+    point!(28, "overlapping-ranges", RANK0_ONLY => overlapping;
+        "a range may be registered often, within others and over their edges, and given back in any order"),
+    point!(29, "replaced-memory", RANK0_ONLY => replaced;
+        "other memory at the same address, registered after the old was given back, is what is sent"),
+    point!(30, "dma-buf", needs "a GPU: the software device takes a dma-buf of a GPU's memory only";
+        "a dma-buf may be closed after its registration, at any offset, and is addressed as the memory is"),
+    point!(31, "dma-buf-refused", RANK0_ONLY => refused;
+        "a dma-buf that cannot be registered is an error, after which memory is registered as before"),
+    point!(32, "deregister-nothing", RANK0_ONLY => nothing;
+        "deregMr of NULL, and after a registration that failed, does no harm"),
+    point!(33, "concurrent-registration", RANK0_ONLY => concurrent;
+        "two threads register and deregister with two communicators of one device at the same time"),
+    point!(34, "memlock", RANK0_ONLY => memlock;
+        "when memory cannot be locked, the log names the limit (ulimit -l) and what it is"),
 ];
 
 /// Memory regions of the device, once the transport has given back what it gives back late.

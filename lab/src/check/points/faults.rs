@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SOON, Step, Trial, arrived, connect_locally,
-    exchange,
+    BOTH_RANKS, Context, Point, RANK0_ONLY, SOON, arrived, connect_locally, exchange,
 };
 use crate::check::ensure;
 use crate::check::report::StepResult;
@@ -26,35 +25,16 @@ const ERROR: (&str, &str) = ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 messa
 const FATAL: (&str, &str) = ("SOFTRNIC_FAULTS", "device-fatal device=softrnic0 message=60 times=1");
 
 pub(super) const POINTS: &[Point] = &[
-    Point {
-        number: 54,
-        name: "failures-in-traffic",
-        claim: "a port that goes down, a queue pair or a device that fails: all data right, or an error at both ends in time",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[QUICK, SHORT], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step {
-                env: Env { vars: &[QUICK, DOWN, GIVE_UP], timeout_s: 40, ..BOTH_RANKS },
-                run: survive,
-            },
-            Step { env: Env { vars: &[QUICK, ERROR], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step {
-                env: Env { vars: &[QUICK, FATAL, GIVE_UP], timeout_s: 40, ..BOTH_RANKS },
-                run: survive,
-            },
-        ]),
-    },
-    Point {
-        number: 55,
-        name: "address-change",
-        claim: "a changed GID or LID and a port that goes down are logged with the device; new connections use the new address",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: address_change }]),
-    },
-    Point {
-        number: 56,
-        name: "fork",
-        claim: "a child that is forked after init, writes to its memory and ends does not disturb the parent's",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: fork }]),
-    },
+    point!(54, "failures-in-traffic",
+        BOTH_RANKS.vars(&[QUICK, SHORT]).within(40) => survive,
+        BOTH_RANKS.vars(&[QUICK, DOWN, GIVE_UP]).within(40) => survive,
+        BOTH_RANKS.vars(&[QUICK, ERROR]).within(40) => survive,
+        BOTH_RANKS.vars(&[QUICK, FATAL, GIVE_UP]).within(40) => survive;
+        "a port that goes down, a queue pair or a device that fails: all data right, or an error at both ends in time"),
+    point!(55, "address-change", RANK0_ONLY => address_change;
+        "a changed GID or LID and a port that goes down are logged with the device; new connections use the new address"),
+    point!(56, "fork", RANK0_ONLY => fork;
+        "a child that is forked after init, writes to its memory and ends does not disturb the parent's"),
 ];
 
 /// How a process came out of it.

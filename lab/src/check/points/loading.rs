@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Host, Point, RANK0_ONLY, SOON, Step, Trial, code, connect_locally,
-    open_files_and_threads, within,
+    BOTH_RANKS, Context, Point, RANK0_ONLY, SOON, code, connect_locally, open_files_and_threads,
+    within,
 };
 use crate::check::ensure;
 use crate::check::points::connection::{connect_raw, rule};
@@ -30,58 +30,22 @@ use crate::transport::listener::LocalConn;
 const PER_CENTS: &str = "%s%n%d%99999999d%p%*c";
 
 pub(super) const POINTS: &[Point] = &[
-    Point {
-        number: 1,
-        name: "abi-layout",
-        claim: "the vtable is a data object of its version's size, whose functions lie in the library",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: layout }]),
-    },
-    Point {
-        number: 2,
-        name: "loads-without-libibverbs",
-        claim: "where libibverbs cannot be loaded, the library loads with all symbols bound and reports no device",
-        trial: Trial::Steps(&[Step {
-            env: Env { host: Host::WithoutVerbs, ..RANK0_ONLY },
-            run: no_verbs,
-        }]),
-    },
-    Point {
-        number: 3,
-        name: "name",
-        claim: "the name is nobody else's, NCCL's loader finds it, and init alone takes nothing of the device",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: name }]),
-    },
-    Point {
-        number: 4,
-        name: "load-and-unload",
-        claim: "loading and unloading it twice leaves no thread or file, and the process ends well",
-        trial: Trial::Steps(&[
-            Step { env: RANK0_ONLY, run: reload },
-            Step { env: RANK0_ONLY, run: reload_in_use },
-        ]),
-    },
-    Point {
-        number: 5,
-        name: "init-again",
-        claim: "init may be called again, also by another thread, and finds the same devices",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: init_again }]),
-    },
-    Point {
-        number: 6,
-        name: "no-devices",
-        claim: "without an active port there are no devices, which is no error",
-        trial: Trial::Steps(&[
-            Step { env: BOTH_RANKS, run: ports_down },
-            Step { env: Env { vars: &[("NCCL_IB_HCA", "=nothing9")], ..RANK0_ONLY }, run: none },
-            Step { env: Env { vars: &[("NCCL_IB_DISABLE", "1")], ..RANK0_ONLY }, run: disabled },
-        ]),
-    },
-    Point {
-        number: 7,
-        name: "log-lines",
-        claim: "per cents and lines of more than 1024 bytes get into the log as they are",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: log_lines }]),
-    },
+    point!(1, "abi-layout", RANK0_ONLY => layout;
+        "the vtable is a data object of its version's size, whose functions lie in the library"),
+    point!(2, "loads-without-libibverbs", RANK0_ONLY.without_verbs() => no_verbs;
+        "where libibverbs cannot be loaded, the library loads with all symbols bound and reports no device"),
+    point!(3, "name", RANK0_ONLY => name;
+        "the name is nobody else's, NCCL's loader finds it, and init alone takes nothing of the device"),
+    point!(4, "load-and-unload", RANK0_ONLY => reload, RANK0_ONLY => reload_in_use;
+        "loading and unloading it twice leaves no thread or file, and the process ends well"),
+    point!(5, "init-again", RANK0_ONLY => init_again;
+        "init may be called again, also by another thread, and finds the same devices"),
+    point!(6, "no-devices",
+        BOTH_RANKS => ports_down, RANK0_ONLY.vars(&[("NCCL_IB_HCA", "=nothing9")]) => none,
+        RANK0_ONLY.vars(&[("NCCL_IB_DISABLE", "1")]) => disabled;
+        "without an active port there are no devices, which is no error"),
+    point!(7, "log-lines", RANK0_ONLY => log_lines;
+        "per cents and lines of more than 1024 bytes get into the log as they are"),
 ];
 
 /// What the header says of the layout, as this program was compiled.
@@ -281,46 +245,19 @@ fn log_lines(ctx: &mut Context<'_>) -> Result<StepResult> {
 }
 
 pub(super) const VERSION_POINTS: &[Point] = &[
-    Point {
-        number: 61,
-        name: "contexts",
-        claim: "1000 contexts begin and end in any order; one whose first word NCCL has written over serves as before; NULL ends",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: contexts }]),
-    },
-    Point {
-        number: 62,
-        name: "request-hints",
-        claim: "a 1 or a 2 in the place of a request, which are hints of NCCL's, is never taken for an answer",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: hints }]),
-    },
-    Point {
-        number: 63,
-        name: "lengths-beyond",
-        claim: "a message longer than is promised, also by a multiple of 4 GiB, is refused and not cut; the connection continues",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: beyond }]),
-    },
-    Point {
-        number: 64,
-        name: "merged-devices",
-        claim: "two and four devices become one with a name of its own, which names its members and carries messages",
-        trial: Trial::Steps(&[Step {
-            env: Env {
-                vars: &[
-                    ("NCCL_NET_FORCE_MERGE", "any"),
-                    ("NCCL_IB_MERGE_NICS", "1"),
-                    ("SOFTRNIC_DEVICES", "4"),
-                ],
-                ..RANK0_ONLY
-            },
-            run: merged,
-        }]),
-    },
-    Point {
-        number: 65,
-        name: "two-tables",
-        claim: "the tables of version 8 and of this version serve two copies of NCCL in one process",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: two_tables }]),
-    },
+    point!(61, "contexts", RANK0_ONLY => contexts;
+        "1000 contexts begin and end in any order; one whose first word NCCL has written over serves as before; NULL ends"),
+    point!(62, "request-hints", RANK0_ONLY => hints;
+        "a 1 or a 2 in the place of a request, which are hints of NCCL's, is never taken for an answer"),
+    point!(63, "lengths-beyond", RANK0_ONLY => beyond;
+        "a message longer than is promised, also by a multiple of 4 GiB, is refused and not cut; the connection continues"),
+    point!(64, "merged-devices",
+        RANK0_ONLY.vars(&[
+            ("NCCL_NET_FORCE_MERGE", "any"), ("NCCL_IB_MERGE_NICS", "1"), ("SOFTRNIC_DEVICES", "4"),
+        ]) => merged;
+        "two and four devices become one with a name of its own, which names its members and carries messages"),
+    point!(65, "two-tables", RANK0_ONLY => two_tables;
+        "the tables of version 8 and of this version serve two copies of NCCL in one process"),
 ];
 
 const CONTEXTS: usize = 1000;
@@ -519,58 +456,20 @@ fn two_tables(ctx: &mut Context<'_>) -> Result<StepResult> {
 const OFTEN: usize = 2000;
 
 pub(super) const PROPERTY_POINTS: &[Point] = &[
-    Point {
-        number: 8,
-        name: "every-field-written",
-        claim: "getProperties writes all fields of a structure full of other bytes, and nothing behind it",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: every_field }]),
-    },
-    Point {
-        number: 9,
-        name: "names",
-        claim: "two ports of one card have names of their own, which stay where they are",
-        trial: Trial::Steps(&[Step {
-            env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
-            run: names,
-        }]),
-    },
-    Point {
-        number: 10,
-        name: "as-the-built-in",
-        claim: "speed, guid, port, pciPath and the rest are what the built-in transport of 2.21.5 says on the same host",
-        trial: Trial::Steps(&[
-            Step { env: Env { host: Host::Faithful, ..RANK0_ONLY }, run: as_built_in },
-            Step {
-                env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
-                run: both_ports_as_built_in,
-            },
-        ]),
-    },
-    Point {
-        number: 11,
-        name: "pointer-support",
-        claim: "GPU memory is promised only where the device takes it, and dma-buf where the device does",
-        trial: Trial::Steps(&[
-            Step {
-                env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "none")], ..RANK0_ONLY },
-                run: no_gpu,
-            },
-            Step {
-                env: Env {
-                    host: Host::Faithful,
-                    vars: &[("SOFTRNIC_GPU", "dmabuf")],
-                    ..RANK0_ONLY
-                },
-                run: dmabuf,
-            },
-        ]),
-    },
-    Point {
-        number: 12,
-        name: "registration-is-global",
-        claim: "regIsGlobal is 1 only if what one communicator has registered works on another of the device",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: global }]),
-    },
+    point!(8, "every-field-written", RANK0_ONLY => every_field;
+        "getProperties writes all fields of a structure full of other bytes, and nothing behind it"),
+    point!(9, "names", RANK0_ONLY.vars(&[("SOFTRNIC_PORTS", "2")]) => names;
+        "two ports of one card have names of their own, which stay where they are"),
+    point!(10, "as-the-built-in",
+        RANK0_ONLY.faithful() => as_built_in,
+        RANK0_ONLY.faithful().vars(&[("SOFTRNIC_PORTS", "2")]) => both_ports_as_built_in;
+        "speed, guid, port, pciPath and the rest are what the built-in transport of 2.21.5 says on the same host"),
+    point!(11, "pointer-support",
+        RANK0_ONLY.faithful().vars(&[("SOFTRNIC_GPU", "none")]) => no_gpu,
+        RANK0_ONLY.faithful().vars(&[("SOFTRNIC_GPU", "dmabuf")]) => dmabuf;
+        "GPU memory is promised only where the device takes it, and dma-buf where the device does"),
+    point!(12, "registration-is-global", RANK0_ONLY => global;
+        "regIsGlobal is 1 only if what one communicator has registered works on another of the device"),
 ];
 
 fn every_field(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -803,42 +702,22 @@ const NO_FAILOVER: (&str, &str) = ("FERRITE_FAILOVER", "0");
 const GID: &str = "NCCL_IB_GID_INDEX";
 
 pub(super) const SETTING_POINTS: &[Point] = &[
-    Point {
-        number: 58,
-        name: "newest-nccl",
-        claim: "the same file works in the newest NCCL, also after all communicators were destroyed",
-        trial: Trial::Needs("a GPU: NCCL makes no communicator without one"),
-    },
-    Point {
-        number: 59,
-        name: "same-graph",
-        claim: "NCCL chooses the same graph as with its own transport, and all collectives are right",
-        trial: Trial::Needs("a GPU: NCCL makes no communicator without one"),
-    },
-    Point {
-        number: 60,
-        name: "variables",
-        claim: "NCCL_IB_* variables do what they do for the built-in transport, and invalid values are reported",
-        trial: Trial::Steps(&[
-            Step { env: Env { vars: &[(HCA, "=softrnic1")], ..RANK0_ONLY }, run: only_one },
-            Step { env: Env { vars: &[(HCA, "^softrnic0")], ..RANK0_ONLY }, run: not_zero },
-            Step { env: Env { vars: &[(HCA, "softrnic0:1")], ..RANK0_ONLY }, run: by_port },
-            Step { env: Env { vars: &[(QPS, "3")], ..RANK0_ONLY }, run: queue_pairs },
-            Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "1")], ..RANK0_ONLY }, run: split },
-            Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "0")], ..RANK0_ONLY }, run: not_split },
-            Step {
-                env: Env { vars: &[(TIMEOUT, "16"), (RETRIES, "1"), NO_FAILOVER], ..RANK0_ONLY },
-                run: patient,
-            },
-            Step {
-                env: Env { vars: &[(TIMEOUT, "10"), (RETRIES, "0"), NO_FAILOVER], ..RANK0_ONLY },
-                run: hasty,
-            },
-            Step { env: Env { vars: &[(GID, "0")], ..RANK0_ONLY }, run: link_local },
-            Step { env: Env { vars: &[(GID, "7")], ..RANK0_ONLY }, run: no_such_gid },
-            Step { env: Env { vars: &[(TIMEOUT, "banana")], ..RANK0_ONLY }, run: nonsense },
-        ]),
-    },
+    point!(58, "newest-nccl", needs "a GPU: NCCL makes no communicator without one";
+        "the same file works in the newest NCCL, also after all communicators were destroyed"),
+    point!(59, "same-graph", needs "a GPU: NCCL makes no communicator without one";
+        "NCCL chooses the same graph as with its own transport, and all collectives are right"),
+    point!(60, "variables",
+        RANK0_ONLY.vars(&[(HCA, "=softrnic1")]) => only_one,
+        RANK0_ONLY.vars(&[(HCA, "^softrnic0")]) => not_zero,
+        RANK0_ONLY.vars(&[(HCA, "softrnic0:1")]) => by_port,
+        RANK0_ONLY.vars(&[(QPS, "3")]) => queue_pairs,
+        RANK0_ONLY.vars(&[(QPS, "2"), (SPLIT, "1")]) => split,
+        RANK0_ONLY.vars(&[(QPS, "2"), (SPLIT, "0")]) => not_split,
+        RANK0_ONLY.vars(&[(TIMEOUT, "16"), (RETRIES, "1"), NO_FAILOVER]) => patient,
+        RANK0_ONLY.vars(&[(TIMEOUT, "10"), (RETRIES, "0"), NO_FAILOVER]) => hasty,
+        RANK0_ONLY.vars(&[(GID, "0")]) => link_local, RANK0_ONLY.vars(&[(GID, "7")]) => no_such_gid,
+        RANK0_ONLY.vars(&[(TIMEOUT, "banana")]) => nonsense;
+        "NCCL_IB_* variables do what they do for the built-in transport, and invalid values are reported"),
 ];
 
 /// The names of the devices.

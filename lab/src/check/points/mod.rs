@@ -1,5 +1,24 @@
 //! The points of the contract, a chapter a file, and the table of all of them.
 
+/// `point!(number, name, environment => step, ...; claim)`; or `needs` and what there is not here.
+macro_rules! point {
+    ($number:expr, $name:expr, needs $what:expr; $claim:expr) => {
+        point!(@ $number, $name, $claim, Needs($what))
+    };
+    ($number:expr, $name:expr, $($env:expr => $run:expr),+; $claim:expr) => {
+        point!(@ $number, $name, $claim,
+            Steps(&[$($crate::check::context::Step { env: $env, run: $run }),+]))
+    };
+    (@ $number:expr, $name:expr, $claim:expr, $kind:ident($trial:expr)) => {
+        $crate::check::context::Point {
+            number: $number,
+            name: $name,
+            claim: $claim,
+            trial: $crate::check::context::Trial::$kind($trial),
+        }
+    };
+}
+
 mod connection;
 mod datapath;
 mod faults;

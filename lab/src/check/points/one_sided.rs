@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, SOON, Step, Trial, Variable, code, open_files_and_threads,
+    BOTH_RANKS, Context, Env, Point, SOON, Variable, code, open_files_and_threads,
 };
 use crate::check::ensure;
 use crate::check::report::StepResult;
@@ -29,21 +29,10 @@ use crate::transport::instance::Transport;
 use crate::transport::listener::Handle;
 
 const GPU: Variable = ("SOFTRNIC_GPU", "dmabuf");
-const PLAIN: Env = Env { vars: &[GPU], ..BOTH_RANKS };
-const ADVERSE: Env = Env { vars: &[GPU, ("SOFTRNIC_STRICT", "1")], ..BOTH_RANKS };
+const PLAIN: Env = BOTH_RANKS.vars(&[GPU]);
+const ADVERSE: Env = BOTH_RANKS.vars(&[GPU, ("SOFTRNIC_STRICT", "1")]);
 /// Retries that last half a second.
-const QUICK: Env = Env { vars: &[GPU, ("NCCL_IB_TIMEOUT", "14")], ..BOTH_RANKS };
-
-macro_rules! point {
-    ($number:expr, $name:expr, $($env:expr => $run:expr),+; $claim:expr) => {
-        Point {
-            number: $number,
-            name: $name,
-            claim: $claim,
-            trial: Trial::Steps(&[$(Step { env: $env, run: $run }),+]),
-        }
-    };
-}
+const QUICK: Env = BOTH_RANKS.vars(&[GPU, ("NCCL_IB_TIMEOUT", "14")]);
 
 pub(super) const POINTS: &[Point] = &[
     point!(1, "table", PLAIN => table;
