@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::nccl::abi;
+use crate::nccl::abi::later::{Net, NetV10};
 use crate::nccl::library::{Vtable, slot};
 use crate::transport::buffer::Buffer;
 use crate::transport::instance::{Transport, call};
@@ -117,40 +118,18 @@ impl SendComm {
         let mut raw = std::ptr::null_mut();
         let (transport, comm, start) = (&self.0.transport, self.0.raw, start.cast());
         match transport.vtable {
-            Vtable::V8(net) => call!(
-                transport,
-                net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)
-            ),
+            Vtable::V8(net) => {
+                let len = len as c_int;
+                call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw))
+            }
             Vtable::V9(net) => {
                 call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw))
             }
-            Vtable::V10(net) => {
-                call!(
-                    transport,
-                    net.isend(
-                        comm,
-                        start,
-                        len,
-                        tag,
-                        region.raw,
-                        transport.profiled(),
-                        &raw mut raw
-                    )
-                )
-            }
-            Vtable::V11(net) | Vtable::V12(net) => {
-                call!(
-                    transport,
-                    net.isend(
-                        comm,
-                        start,
-                        len,
-                        tag,
-                        region.raw,
-                        transport.profiled(),
-                        &raw mut raw
-                    )
-                )
+            Vtable::V10(NetV10 { isend, .. })
+            | Vtable::V11(Net { isend, .. })
+            | Vtable::V12(Net { isend, .. }) => {
+                let (region, profile, raw) = (region.raw, transport.profiled(), &raw mut raw);
+                call!(transport, *isend => isend(comm, start, len, tag, region, profile, raw))
             }
         }?;
         Ok(self.0.request(raw, 1))
@@ -282,35 +261,11 @@ impl RecvComm {
                             net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw)
                         )
                     }
-                    Vtable::V10(net) => {
-                        call!(
-                            transport,
-                            net.irecv(
-                                comm,
-                                count,
-                                starts,
-                                sizes,
-                                tags,
-                                regions,
-                                profiles,
-                                &raw mut raw
-                            )
-                        )
-                    }
-                    Vtable::V11(net) | Vtable::V12(net) => {
-                        call!(
-                            transport,
-                            net.irecv(
-                                comm,
-                                count,
-                                starts,
-                                sizes,
-                                tags,
-                                regions,
-                                profiles,
-                                &raw mut raw
-                            )
-                        )
+                    Vtable::V10(NetV10 { irecv, .. })
+                    | Vtable::V11(Net { irecv, .. })
+                    | Vtable::V12(Net { irecv, .. }) => {
+                        let raw = &raw mut raw;
+                        call!(transport, *irecv => irecv(comm, count, starts, sizes, tags, regions, profiles, raw))
                     }
                 }
             }

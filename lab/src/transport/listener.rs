@@ -45,37 +45,21 @@ impl Transport {
     /// # Errors
     /// [`Error::Call`].
     pub fn connect(&self, device: usize, handle: &mut Handle) -> Result<Option<SendComm>> {
-        let mut raw = std::ptr::null_mut();
-        let mut device_handle = std::ptr::null_mut();
+        let (mut made, mut device_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (raw, unused) = (&raw mut made, &raw mut device_handle);
         let (index, place) = (device as c_int, std::ptr::from_mut(handle).cast());
         match self.vtable {
-            Vtable::V8(net) => {
-                call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle))
-            }
-            Vtable::V9(net) => {
-                call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle))
-            }
+            Vtable::V8(net) => call!(self, net.connect(index, place, raw, unused)),
+            Vtable::V9(net) => call!(self, net.connect(index, place, raw, unused)),
             Vtable::V10(net) => {
                 let mut config = later::Config { traffic_class: self.traffic_class };
-                call!(
-                    self,
-                    net.connect(
-                        index,
-                        &raw mut config,
-                        place,
-                        &raw mut raw,
-                        &raw mut device_handle
-                    )
-                )
+                call!(self, net.connect(index, &raw mut config, place, raw, unused))
             }
             Vtable::V11(net) | Vtable::V12(net) => {
-                call!(
-                    self,
-                    net.connect(self.context(), index, place, &raw mut raw, &raw mut device_handle)
-                )
+                call!(self, net.connect(self.context(), index, place, raw, unused))
             }
         }?;
-        Ok((!raw.is_null()).then(|| SendComm::new(self, raw)))
+        Ok((!made.is_null()).then(|| SendComm::new(self, made)))
     }
 }
 
