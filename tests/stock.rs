@@ -107,7 +107,7 @@ fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<(
     let mut setting =
         environment.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     setting.net_plugin.clone_from(&plugin);
-    alone(&setting, |_| {
+    alone(Ok(setting), |_| {
         assert_eq!(profiler_events(&nccl, &plugin)?, mask, "NCCL {release} with {environment:?}");
         Ok(())
     })

@@ -20,10 +20,14 @@ pub(crate) fn setting() -> Result<Setting, Missing> {
         .env("SOFTRNIC_ZERO_KEYS", "1"))
 }
 
+/// The same with more variables.
+pub(crate) fn setting_with(env: &[(&str, &str)]) -> Result<Setting, Missing> {
+    Ok(env.iter().fold(setting()?, |setting, (name, value)| setting.env(name, value)))
+}
+
 /// The same with the plugin's whole log, and `env` beside.
 pub(crate) fn talkative(env: &[(&str, &str)]) -> Result<Setting, Missing> {
-    let setting = setting()?.env(ALL_INFO.0, ALL_INFO.1);
-    Ok(env.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
+    setting_with(&[&[ALL_INFO], env].concat())
 }
 
 /// The library of a release of NCCL, if it is in the cache: tests do not fetch.

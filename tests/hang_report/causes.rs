@@ -1,14 +1,12 @@
 //! One test for each cause: every rank that waits has to name it, and the process.
 
+use crate::common::prelude::*;
 use crate::job::{Job, Shape, built, enter};
 use crate::rank::Rank;
 use ferrite::hang;
-use ferrite::hang::Finding;
-use ferrite::hang::State;
+use ferrite::hang::{Finding, State};
 use nccl_net::testing::stats::layout::{FILE_PREFIX, HEADER_WORDS, RECORD_WORDS, record};
 use serde_json::Value;
-use std::time::Duration;
-use testkit::require;
 
 /// Begins once messages flow.
 const SOON: u32 = 20;
@@ -309,7 +307,7 @@ fn a_recovery_without_an_end_tells_ports_and_attempts_at_both_ends_and_in_the_st
             numbers.iter().all(|name| wait["local"][name].is_u64() && text.contains(name)),
             "{text}"
         );
-        testkit::wait_until("the statistics to say so", || {
+        wait_until("the statistics to say so", || {
             let words = record(&job, rank);
             (words[record::RECOVERING] != 0 && words[record::ATTEMPTS] >= 3).then_some(())
         });

@@ -1,14 +1,13 @@
 //! The ranks of a test, as the test sees them.
 
+use crate::common::prelude::*;
 use crate::rank::{self, HandleBytes, Rank};
 use ferrite::hang::Finding;
-use lab::nccl::debug_log::ALL_INFO;
 use lab::verbs::Verbs;
 use std::path::PathBuf;
-use std::time::Duration;
-use testkit::dist::{plugin, softrnic_library_folder};
+use testkit::dist::softrnic_library_folder;
 use testkit::softrnic::Softrnic;
-use testkit::{Missing, Peer, Process, Scratch, wait_until};
+use testkit::{Peer, Process};
 
 /// How the ranks are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

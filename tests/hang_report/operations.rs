@@ -1,11 +1,11 @@
 //! What the reports say about NCCL's operations, which these ranks report to the plugin's profiler.
 
+use crate::common::prelude::*;
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang;
 use nccl_net::inspect::operation::{Call, Function};
 use nccl_net::testing::stats::layout::{HEADER_WORDS, record, timed};
 use std::path::Path;
-use testkit::{require, wait_until};
 
 /// Begins once messages flow.
 const SOON: u32 = 20;

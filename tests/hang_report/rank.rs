@@ -1,18 +1,11 @@
 //! One process: a rank that receives from the one before, and sends to the next.
 
 use crate::common::plugin_transport_of;
-use lab::error::Result;
-use lab::nccl::library::Source;
+use crate::common::prelude::*;
 use lab::nccl::profiler::{Event, Profiler};
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{RecvComm, Region, Request, SendComm};
-use lab::transport::{Handle, Listener, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 use testkit::Peer;
-use testkit::dist::dist;
 
 /// The variable that gives a process its rank and task.
 pub(crate) const VARIABLE: &str = "HANG_RANK";
@@ -90,11 +83,11 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let ends = Ends {
         send: send
             .as_ref()
-            .map(|send| Ok::<_, lab::error::Error>((send, send.register(&memory()?)?)))
+            .map(|send| Ok::<_, Error>((send, send.register(&memory()?)?)))
             .transpose()?,
         recv: recv
             .as_ref()
-            .map(|recv| Ok::<_, lab::error::Error>((recv, recv.register(&memory()?)?)))
+            .map(|recv| Ok::<_, Error>((recv, recv.register(&memory()?)?)))
             .transpose()?,
     };
     if rank.has_two_threads {

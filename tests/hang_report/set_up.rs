@@ -1,10 +1,9 @@
 //! Connections that are not set up: who waits says so, and for what.
 
+use crate::common::prelude::*;
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang::Finding;
 use serde_json::Value;
-use std::time::Duration;
-use testkit::require;
 
 /// What `ferrite hang` finds of a rank whose set-up waits for `stage`.
 fn waiting(job: &Job, rank: usize, stage: &str, is_called: bool) -> Value {

@@ -1,13 +1,6 @@
 //! What devices report while connections stand.
 
-use crate::common::bench::Bench;
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
-use crate::common::process::pair;
-use crate::common::setting::{softrnic, talkative};
-use lab::error::Error;
-use lab::error::Result;
-use testkit::require;
+use crate::common::prelude::*;
 
 /// A device dies for good under an idle connection, which does not recover: what its process says,
 /// and whether sends are refused then.

@@ -1,21 +1,13 @@
 //! What `connect` keeps from one of NCCL's calls to the next.
 
-use crate::common::connect::{connect_pair, works};
 use crate::common::handshake::hello_on;
-use crate::common::log::{assert_logged, said};
-use crate::common::plugin_transport;
-use crate::common::process::alone;
-use crate::common::setting::{setting, talkative};
-use crate::common::stat::own_queues;
-use lab::error::Result;
-use lab::transport::Handle;
+use crate::common::prelude::*;
 use nccl_net::testing::proto::frame::{Frame, Kind};
-use nccl_net::testing::proto::handle::{self, Handle as Address};
+use nccl_net::testing::proto::handle;
+use nccl_net::testing::proto::handle::Handle as Address;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
-use testkit::{require, wait_until};
 
 /// A port that answers nobody: the kernel's queue of its connections is full.
 struct SilentPort {
@@ -42,7 +34,7 @@ impl SilentPort {
 
 #[test]
 fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> {
-    alone(&require!(setting()), |_| {
+    alone(setting(), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
         assert!(transport.connect(0, &mut port.handle())?.is_none());
         assert_eq!(own_queues("queue_pairs").len(), 1);
@@ -52,7 +44,7 @@ fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> 
 
 #[test]
 fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails() -> Result<()> {
-    alone(&require!(talkative(&[("FERRITE_HANG_SECONDS", "1")])), |_| {
+    alone(talkative(&[("FERRITE_HANG_SECONDS", "1")]), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
         let mut handle = port.handle();
         wait_until("a line", || {
@@ -71,7 +63,7 @@ fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails()
 /// something to give up.
 #[test]
 fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<()> {
-    alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "2"), |_| {
+    alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "2")]), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
         assert!(transport.connect(0, &mut port.handle())?.is_none());
         wait_until("it is given up", || own_queues("queue_pairs").is_empty());
@@ -82,7 +74,7 @@ fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<(
 /// The handle of one listener has the number of a connection that is being made to another one.
 #[test]
 fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -> Result<()> {
-    alone(&require!(setting()), |worker| {
+    alone(setting(), |worker| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
         let mut other = port.handle();
         assert!(transport.connect(0, &mut other)?.is_none());
@@ -97,7 +89,7 @@ fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -
 /// again.
 #[test]
 fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again() -> Result<()> {
-    alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "5"), |worker| {
+    alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "5")]), |worker| {
         let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = socket.local_addr().expect("an address");
         // Nobody waits for its end: where no second client comes, the test fails.

@@ -1,29 +1,14 @@
 //! Connections that do not come about: each has a clear message, an end in bounded time, and no
 //! other victim.
 
-use crate::common::connect::{accept_nobody, connect, works};
 use crate::common::handshake::{frame, hello_on};
-use crate::common::log::{assert_logged, log, said};
-use crate::common::plugin_transport;
-use crate::common::process::{alone, both};
-use crate::common::setting::setting;
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::abi;
-use lab::pair::WorkerCtx;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::SendComm;
-use lab::transport::{Handle, Transport};
+use crate::common::prelude::*;
 use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::time::Duration;
-use testkit::crash::in_child_that_dies;
 use testkit::port::RefusingPort;
-use testkit::require;
 
 /// Connects to the listener of `handle`, which is none, until that fails.
 fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> Result<Error> {
@@ -51,9 +36,7 @@ fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) 
 
 #[test]
 fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
-    let setting = require!(setting());
-    let setting = setting.env("FERRITE_HANDSHAKE_TIMEOUT", "2");
-    alone(&setting, |worker| {
+    alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "2")]), |worker| {
         let code = |error: Error| match error {
             Error::Call { code, .. } => code,
             other => panic!("{other}"),
@@ -108,8 +91,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
 /// pass.
 #[test]
 fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting.env("FERRITE_HANDSHAKE_TIMEOUT", "1"), |worker| {
+    alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "1")]), |worker| {
         let address = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 1], 9));
         let (transport, mut handle) =
             (plugin_transport()?, Handle(Address::without_gids(address, [5; 16]).emit()));
@@ -122,8 +104,7 @@ fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
 
 #[test]
 fn a_handle_of_another_network_is_named() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |_| {
+    alone(setting(), |_| {
         let transport = plugin_transport()?;
         let error = transport.connect(0, &mut Handle([0x42; 128])).expect_err("it is no handle");
         assert!(matches!(error, Error::Call { code: abi::ncclInvalidUsage, .. }), "{error}");
@@ -134,8 +115,7 @@ fn a_handle_of_another_network_is_named() -> Result<()> {
 
 #[test]
 fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         transport.listen(0)?.1.close()?;
         let (handle, mut listener) = transport.listen(0)?;
@@ -171,9 +151,7 @@ fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
 
 #[test]
 fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
-    let setting = require!(setting());
-    let setting = setting.env("SOFTRNIC_MAX_QP", "3");
-    alone(&setting, |worker| {
+    alone(setting_with(&[("SOFTRNIC_MAX_QP", "3")]), |worker| {
         let transport = plugin_transport()?;
         let mut kept = Vec::new();
         let failure = loop {
@@ -197,10 +175,9 @@ fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
 /// What a registration and a queue say where locked memory is limited.
 #[test]
 fn the_limit_of_locked_memory_is_named() -> Result<()> {
-    let setting = require!(setting());
     let setting =
-        setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5");
-    alone(&setting, |worker| {
+        setting_with(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5")]);
+    alone(setting, |worker| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a valid place, then a valid limit.
         let codes = unsafe {
@@ -240,7 +217,7 @@ fn the_limit_of_locked_memory_is_named() -> Result<()> {
 fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
     let setting = require!(setting());
     let fault = format!("reg-mr={errno} message=4");
-    alone(&setting.env("SOFTRNIC_FAULTS", fault), |worker| {
+    alone(Ok(setting.env("SOFTRNIC_FAULTS", fault)), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, _recv) = connect(worker, &transport, &handle, &mut listener)?;

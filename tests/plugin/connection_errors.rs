@@ -1,22 +1,8 @@
 //! Connections that end while messages are on their way: peers that die or give up, memory that is
 //! gone. Both sides get an error.
 
-use crate::common::connect::connect;
-use crate::common::log::assert_logged;
-use crate::common::plugin_transport;
-use crate::common::process::{alone, both};
-use crate::common::setting::setting;
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::abi;
-use lab::pair::PeerConn;
-use lab::pair::WorkerCtx;
-use lab::transport::buffer::Buffer;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
-use std::sync::Arc;
-use testkit::crash::{die, in_child_that_dies};
-use testkit::{require, wait_until};
+use crate::common::prelude::*;
+use testkit::crash::die;
 
 /// Both ways one message per round, for so many rounds.
 fn traffic(worker: &mut WorkerCtx, rounds: usize) -> Result<()> {
@@ -68,8 +54,7 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
 /// not wait for its device.
 #[test]
 fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;
@@ -91,8 +76,7 @@ fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
 /// and the likely cause.
 #[test]
 fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;

@@ -1,6 +1,8 @@
 //! The control connections of a process and its port, without devices: who is accepted, who gets
 //! which answer, and what is survived.
 
+use crate::common::control_process::*;
+use crate::common::prelude::*;
 use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::stream::{ControlStream, PeerStream};
 use nccl_net::testing::proto::event::{End, Received};
@@ -9,10 +11,6 @@ use nccl_net::testing::proto::handle::{Secret, Token};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
-
-use crate::common::control_process::*;
-use testkit::wait_until;
 
 #[test]
 fn frames_may_come_in_any_pieces() {

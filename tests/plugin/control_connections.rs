@@ -1,25 +1,12 @@
 //! The control connections between processes: how many there are, who shares them, and what their
 //! ends mean.
 
-use crate::common::connect::{
-    address, connect, connect_through, is_reported, relay_to, through, works,
-};
-use crate::common::plugin_transport;
-use crate::common::process::{alone, both};
-use crate::common::setting::setting;
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::abi;
-use lab::pair::PeerConn;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
+use crate::common::connect::is_reported;
+use crate::common::prelude::*;
 use nccl_net::testing::proto::handle::Handle as Address;
 use rustix::net::AddressFamily;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-use testkit::crash::in_child_that_dies;
-use testkit::require;
 
 /// The TCP sockets and all files of this process except sockets on this host: a
 /// connection that lasts for some seconds opens one.
@@ -114,8 +101,7 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
 
 #[test]
 fn a_connection_is_set_up_although_the_control_connection_is_cut_before_that() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
@@ -134,8 +120,7 @@ fn a_connection_is_set_up_although_the_control_connection_is_cut_before_that() -
 /// A port with too many clients hangs up on some: those try again.
 #[test]
 fn a_client_that_is_turned_away_calls_again() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
@@ -152,8 +137,7 @@ fn a_client_that_is_turned_away_calls_again() -> Result<()> {
 /// process.
 #[test]
 fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
         let mut relay = relay_to(&handle);
@@ -165,13 +149,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -
         while transport.connect(1, &mut handle).is_ok() {
             deadline.idle()?;
         }
-        let lines = lab::nccl::debug_log::lines();
-        assert!(
-            lines
-                .iter()
-                .any(|l| l.contains("the listener closed the connection: its process has died")),
-            "{lines:?}"
-        );
+        assert_logged("the listener closed the connection: its process has died");
         Ok(())
     })
 }
@@ -180,8 +158,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -
 /// on others.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let pair = connect(worker, &transport, &handle, &mut listener)?;
@@ -197,11 +174,7 @@ fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> R
             deadline.idle()?;
         };
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
-        let lines = lab::nccl::debug_log::lines();
-        assert!(
-            lines.iter().any(|l| l.contains("the listener refuses: no such listener")),
-            "{lines:?}"
-        );
+        assert_logged("the listener refuses: no such listener");
         assert_eq!(files().0, sockets, "it went over the control connection that was there");
         works(worker, pair)
     })
@@ -209,8 +182,7 @@ fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> R
 
 #[test]
 fn two_threads_connect_and_accept_at_once() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         const COUNT: usize = 25;
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;

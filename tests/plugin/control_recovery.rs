@@ -1,15 +1,14 @@
 //! What peers say of recovery over real sockets, without devices.
 
+use crate::common::control_process::*;
+use crate::common::prelude::*;
 use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::observers::RecoveryEvents;
 use nccl_net::testing::control::stream::PeerStream;
 use nccl_net::testing::proto::event::PeerChange;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use std::io::Write;
-use std::sync::{Arc, Mutex};
-
-use crate::common::control_process::*;
-use testkit::wait_until;
+use std::sync::Mutex;
 
 /// The events that it gets, as text.
 #[derive(Debug, Default)]

@@ -1,37 +1,18 @@
 //! Control connections that are reset, and peers that die when nobody can say so.
 
-use crate::common::connect::{connect_through, is_reported, relay_to, through, works};
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
-use crate::common::process::{alone, both, pair};
-use crate::common::setting::{setting, talkative};
+use crate::common::connect::is_reported;
+use crate::common::prelude::*;
 use crate::transport::{sum, with_data};
-use lab::error::Result;
-use lab::pair::PeerConn;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
-use lab::transport::Listener;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::RecvBuffer;
-use lab::transport::comm::RecvComm;
-use lab::transport::comm::SendComm;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use testkit::crash::in_child_that_dies;
 use testkit::relay::Relay;
-use testkit::require;
 
 /// A reset says nothing about the peer: its process answers when it is dialled again, and all
 /// connections resume over the new line, which both ends use.
 #[test]
 fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |worker| {
+    alone(talkative(&[]), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
@@ -80,7 +61,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
 #[test]
 fn messages_resume_while_there_is_no_control_connection() -> Result<()> {
     const BYTES: usize = 4096;
-    alone(&require!(setting()), |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);

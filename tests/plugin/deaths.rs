@@ -1,22 +1,11 @@
 //! Processes that die, and control connections that end while both processes live: each end learns
 //! in time which it is, however its control connection has ended.
 
-use crate::common::connect::{connect_through, relay_to, works};
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
-use crate::common::process::{alone, both};
-use crate::common::setting::talkative;
-use lab::error::Result;
-use lab::pair::PeerConn;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::Request;
+use crate::common::prelude::*;
 use std::collections::HashSet;
 use std::process::Command;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 use testkit::forked::ForkedChild;
 use testkit::relay::Relay;
-use testkit::{require, wait_until};
 
 /// By then a death is known at both ends, which follows some seconds after the last step before. It
 /// takes a second or two; while an end that was dialled did not ask, it took minutes.
@@ -115,8 +104,7 @@ fn the_death_of_a_peer_that_was_stopped_before_is_known_at_both_ends() -> Result
 /// Both processes live, whatever ends their control connection, at both ends or at one: it is
 /// dialled again, and all connections resume over another one.
 fn another_one_is_dialled(end: fn(&mut Relay)) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |worker| {
+    alone(talkative(&[]), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
@@ -157,8 +145,7 @@ fn a_control_connection_that_is_reset_at_the_end_that_was_dialled_is_dialled_aga
 /// As a firewall does that is loaded anew, or that refuses for good. Nobody calls either end
 /// `meanwhile`: its device is asked all the same.
 fn a_port_that_refuses_is_no_death(meanwhile: fn()) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |worker| {
+    alone(talkative(&[]), |worker| {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);

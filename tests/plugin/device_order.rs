@@ -1,15 +1,8 @@
 //! Devices in the order of NCCL's own: an index in a log or in a topology file is the same device
 //! on both sides of a comparison.
 
-use crate::common::faithful;
-use crate::common::setting::stock_nccl;
-use lab::error::Result;
+use crate::common::prelude::*;
 use lab::nccl::debug_log;
-use lab::nccl::library::Source;
-use lab::pair::Setting;
-use lab::transport::Transport;
-use testkit::dist::plugin;
-use testkit::{Missing, require};
 
 /// Two PCI functions of this machine, the one with the higher address first.
 fn pci_functions() -> Result<[String; 2], Missing> {

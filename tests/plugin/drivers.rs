@@ -1,23 +1,8 @@
 //! What drivers do differently, and the plugin takes as it comes: how much inline data there is,
 //! how they refuse, what their ports are, how deep their queues may be.
 
-use crate::common::bench::Bench;
-use crate::common::connect::connect;
-use crate::common::log::{log, said};
-use crate::common::process::{alone, both, pair};
-use crate::common::setting::{set, setting, softrnic, talkative};
-use crate::common::{faithful, pattern, plugin_transport};
-use lab::error::Error;
-use lab::error::Result;
-use lab::pair::Setting;
-use lab::pair::WorkerCtx;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::RecvBuffer;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
+use crate::common::prelude::*;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use testkit::require;
 
 const ROOM: usize = 4096;
 const GROUP: usize = 8;
@@ -241,8 +226,7 @@ fn efa_means_no_device() -> Result<()> {
 
 /// What a refusal says that no size of inline data would have mended.
 fn refusal(variable: &str, value: &str, words: &[&str]) -> Result<()> {
-    let setting = require!(talkative(&[(variable, value)]));
-    alone(&setting, |worker| {
+    alone(talkative(&[(variable, value)]), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         match connect(worker, &transport, &handle, &mut listener) {
@@ -380,8 +364,7 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
 /// device calls it.
 #[test]
 fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4..")]));
-    alone(&setting, |worker| {
+    alone(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4..")]), |worker| {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
         // SAFETY: a valid limit, below the one there was or the same.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);

@@ -1,15 +1,9 @@
 //! How ports are addressed: the choice of a GID, changes of the table, the way to a peer in another
 //! network or subnet, and ways that are not there yet.
 
-use crate::common::bench::{Bench, SIZES};
-use crate::common::log::{log, said, wait_for_gid_changes};
-use crate::common::plugin_transport;
-use crate::common::process::{both, pair};
-use crate::common::setting::{set, softrnic, talkative};
-use lab::error::Error;
-use lab::error::Result;
-use lab::pair::WorkerCtx;
-use testkit::{require, wait_until};
+use crate::common::bench::SIZES;
+use crate::common::log::wait_for_gid_changes;
+use crate::common::prelude::*;
 
 /// A bench that carries some messages.
 fn works(worker: &mut WorkerCtx) -> Result<()> {
@@ -80,7 +74,7 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
                 Err(other) => return Err(other),
             }
         };
-        assert_eq!(refusal, lab::nccl::abi::ncclInvalidUsage);
+        assert_eq!(refusal, abi::ncclInvalidUsage);
         Ok(())
     })
 }
@@ -205,10 +199,10 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         // Both ends in one process: what is listened for on device 1 is answered from there.
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(1)?;
-        let mut slowest = std::time::Duration::ZERO;
+        let mut slowest = Duration::ZERO;
         let mut calls = 0;
         let failure = loop {
-            let begun = std::time::Instant::now();
+            let begun = Instant::now();
             let connecting = transport.connect(0, &mut handle).map(drop);
             let accepting = listener.accept().map(drop);
             slowest = slowest.max(begun.elapsed());
@@ -216,7 +210,7 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
             if let Err(e) = connecting.and(accepting) {
                 break e;
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         };
         assert!(matches!(failure, Error::Call { .. }), "{failure}");
         // A call that waits for an attempt takes its 250 ms; one attempt and the next are then two

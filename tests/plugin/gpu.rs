@@ -1,21 +1,12 @@
 //! GPU memory: what is promised of it is what works, and its bytes arrive. On the CUDA driver
 //! without a GPU that softrnic's own tests have.
 
-use crate::common::bench::Bench;
-use crate::common::log::said;
-use crate::common::process::pair;
-use crate::common::setting::setting;
-use crate::common::{faithful, pattern, plugin_transport};
-use lab::error::{Error, Result};
-use lab::nccl::abi;
-use lab::pair::PeerConn;
-use lab::pair::Setting;
-use lab::transport::Transport;
+use crate::common::prelude::*;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
+use testkit::c_library;
 use testkit::dist::softrnic_program;
-use testkit::{Missing, Scratch, c_library, program, require};
 
 /// The driver, loaded into this process as an application would have it.
 struct Driver(*mut c_void);
@@ -326,7 +317,7 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
             assert!(
                 code == abi::ncclRemoteError && said(&warned) && said(&words),
                 "{code} {}",
-                crate::common::log::log()
+                log()
             );
             for handle in [handle, other] {
                 // SAFETY: not used again.
@@ -383,7 +374,7 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
                 let code =
                     unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
                 assert_eq!((code, done), (abi::ncclSuccess, 0));
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(1));
                 deadline.idle()?;
             }
             // SAFETY: not used again.

@@ -1,14 +1,7 @@
 //! Lanes where the two ends or their cards allow fewer than is asked for.
 
-use crate::common::bench::Bench;
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
-use crate::common::process::pair;
-use crate::common::setting::{set, talkative};
+use crate::common::prelude::*;
 use crate::transport::queue_pairs_with_data;
-use lab::error::Result;
-use lab::pair::WorkerCtx;
-use testkit::require;
 
 /// Carries messages that are cut and such that are not, both ways.
 fn works(worker: &mut WorkerCtx) -> Result<Bench> {
@@ -29,13 +22,12 @@ pub(crate) fn is_said_at_an_end(worker: &mut WorkerCtx, words: &[&str]) -> Resul
 
 /// Ranks whose settings are `lanes` send over so many.
 fn ranks_use(lanes: [&str; 2], expected: [usize; 2]) -> Result<()> {
-    pair(&require!(talkative(&[])), |worker| {
+    both(talkative(&[]), |worker| {
         set("FERRITE_LANES", lanes[worker.rank()]);
         let _bench = works(worker)?;
         assert_eq!(queue_pairs_with_data(), expected[worker.rank()]);
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -53,14 +45,13 @@ fn one_lane_at_an_end_is_one_for_both() -> Result<()> {
 #[test]
 fn a_device_with_too_few_queue_pairs_for_all_lanes_gives_what_it_has() -> Result<()> {
     let env = [("FERRITE_LANES", "4"), ("SOFTRNIC_MAX_QP", "6")];
-    pair(&require!(talkative(&env)), |worker| {
+    both(talkative(&env), |worker| {
         let _bench = works(worker)?;
         let lanes = queue_pairs_with_data();
         assert!(lanes == 2 || lanes == 4, "{lanes}");
         is_said_at_an_end(worker, &["a connection has 2 of 4 lanes: ibv_create_qp("])?;
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -70,7 +61,7 @@ fn with_a_device_that_refuses_flow_labels_lanes_keep_their_paths() -> Result<()>
         ("FERRITE_NEW_PATHS", "1"),
         ("SOFTRNIC_FAULTS", "modify-qp=EINVAL message=1 times=1"),
     ];
-    pair(&require!(talkative(&env)), |worker| {
+    both(talkative(&env), |worker| {
         let _bench = works(worker)?;
         assert_eq!(queue_pairs_with_data(), 4);
         is_said_at_an_end(
@@ -78,6 +69,5 @@ fn with_a_device_that_refuses_flow_labels_lanes_keep_their_paths() -> Result<()>
             &["keep their paths, as the device refuses a flow label: ", "Invalid argument"],
         )?;
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }

@@ -1,16 +1,10 @@
 //! What makes this process differ from others in its devices is a warning at the start.
 
-use crate::common::bench::Bench;
-use crate::common::log::{log, said};
-use crate::common::process::pair;
-use crate::common::setting::{set, setting, softrnic, talkative};
-use crate::common::{faithful, plugin_transport};
-use lab::error::Result;
-use testkit::require;
+use crate::common::prelude::*;
 
 /// Process 1 initializes the plugin when `change` has been made to the devices, and runs `check`.
 fn after(env: &[(&str, &str)], change: &str, check: impl FnOnce()) -> Result<()> {
-    pair(&require!(talkative(env)), |worker| {
+    both(talkative(env), |worker| {
         // The devices are there as long as somebody uses them.
         let _transport = if worker.rank() == 0 { Some(plugin_transport()?) } else { None };
         if worker.rank() == 0 {
@@ -22,8 +16,7 @@ fn after(env: &[(&str, &str)], change: &str, check: impl FnOnce()) -> Result<()>
             check();
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 const DOWN: [&str; 3] = ["WARN", "softrnic1:1, which NCCL_IB_HCA names, is not used", "not active"];
@@ -90,11 +83,10 @@ fn both_ends_of_a_connection_say_that_they_have_other_numbers_of_rails() -> Resu
 
 #[test]
 fn ends_with_as_many_rails_say_nothing_of_them() -> Result<()> {
-    pair(&require!(setting()), |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 4096)?;
         bench.exchange(worker, 0, 100, 100)?;
         assert!(!said(&["rail(s) here"]), "{}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }

@@ -1,18 +1,11 @@
 //! The plugin's warnings in the logs of stock NCCL, with its ordinary settings.
 
-use crate::common::process::alone;
-use crate::common::setting::{setting, stock_nccl};
-use lab::error::Result;
+use crate::common::prelude::*;
 use lab::nccl::debug_log;
-use lab::nccl::library::Source;
-use lab::pair::Setting;
-use lab::transport::Transport;
 use nccl_net::testing::explain::is_shown_by_all;
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use testkit::dist::plugin;
-use testkit::{Scratch, require};
 
 /// What this process writes to standard output while `body` runs.
 fn stdout_of(body: impl FnOnce() -> Result<()>) -> Result<String> {
@@ -59,12 +52,12 @@ fn shows_warnings_as_its_own(release: &str) -> Result<()> {
     let nccl = require!(stock_nccl(release));
     let setting = require!(setting());
     (0..LOG_ROWS.len()).try_for_each(|row| {
-        shows_a_warning(&nccl, release == "2.21.5", &setting.clone().env(ROW, row.to_string()))
+        shows_a_warning(&nccl, release == "2.21.5", setting.clone().env(ROW, row.to_string()))
     })
 }
 
-fn shows_a_warning(nccl: &Path, is_old: bool, setting: &Setting) -> Result<()> {
-    alone(setting, |_| {
+fn shows_a_warning(nccl: &Path, is_old: bool, setting: Setting) -> Result<()> {
+    alone(Ok(setting), |_| {
         let row: usize = std::env::var(ROW).expect("it is set").parse().expect("a number");
         let (debug, subsystems, levels, shown) = LOG_ROWS[row];
         let [debug, levels] =

@@ -1,24 +1,12 @@
 //! Events of messages for a profiler of the user's, by the function that `init` is given from
 //! version 10 on.
 
-use crate::common::log::{log, said};
-use crate::common::process::alone;
-use crate::common::setting::talkative;
-use lab::error::Result;
-use lab::nccl::library::Source;
+use crate::common::prelude::*;
 use lab::nccl::profiler;
-use lab::nccl::profiler::Message;
-use lab::nccl::profiler::Told;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{MAX_GROUP, RecvBuffer, RecvComm, Region, Request, SendComm};
-use lab::transport::deadline::Deadline;
+use lab::nccl::profiler::{Message, Told};
+use lab::transport::comm::MAX_GROUP;
 use lab::transport::listener::connect_and_accept;
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-use testkit::require;
-use testkit::wait::wait_until;
 
 /// As the verbs interface numbers them: a write with immediate data that is posted, and one that is
 /// received.
@@ -26,7 +14,7 @@ const SENT: i32 = 1;
 const RECEIVED: i32 = 129;
 
 fn plugin(version: u32) -> Source {
-    Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version)
+    Source::plugin_of(dist().join("lib/libnccl-net.so"), version)
 }
 
 /// Two ends of a connection in one process, and registered memory at both.
@@ -114,8 +102,7 @@ fn ended() -> Vec<(i32, usize)> {
 
 /// Each message has an event at either end, by the table of `version`.
 fn each_message_is_told(version: u32) -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let ends = Ends::new(version, 1 << 20)?;
         assert!(said(&["the profiler another may receive an event for each message"]), "{}", log());
         ends.exchange(&[8])?;
@@ -151,8 +138,7 @@ fn by_version_12_each_message_is_reported() -> Result<()> {
 
 #[test]
 fn each_message_is_reported_with_the_queue_pair_of_its_end() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let mut numbers = BTreeSet::new();
         for ends in [Ends::new(12, 64)?, Ends::new(12, 64)?] {
             ends.exchange(&[8])?;
@@ -172,8 +158,7 @@ fn each_message_is_reported_with_the_queue_pair_of_its_end() -> Result<()> {
 
 #[test]
 fn an_event_that_the_profiler_does_not_hear_has_no_end() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let ends = Ends::new(12, 64)?;
         profiler::hear(false);
         ends.exchange(&[8, 8])?;
@@ -189,8 +174,7 @@ fn an_event_that_the_profiler_does_not_hear_has_no_end() -> Result<()> {
 
 #[test]
 fn the_events_of_requests_that_fail_end() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let Ends { send, recv, from, to } = Ends::new(11, 64)?;
         let mut received = recv.receive(&to, 0, 8, 0)?.expect("room for a receive");
         drop(from);
@@ -206,8 +190,7 @@ fn the_events_of_requests_that_fail_end() -> Result<()> {
 
 /// With this setting no event is reported.
 fn nothing_is_told(env: &[(&str, &str)]) -> Result<()> {
-    let setting = require!(talkative(env));
-    alone(&setting, |_| {
+    alone(talkative(env), |_| {
         Ends::new(12, 64)?.exchange(&[8, 8])?;
         assert_eq!(profiler::take(), []);
         Ok(())
@@ -227,8 +210,7 @@ fn if_profilers_are_turned_off_nothing_is_reported() -> Result<()> {
 /// As those with which NCCL sets up communicators over the network.
 #[test]
 fn messages_that_nccl_has_no_handles_of_are_not_told() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let ends = Ends::new(12, 64)?;
         Ends::over(&Transport::open(&plugin(12))?, 64)?.exchange(&[8, 8])?;
         assert_eq!(profiler::take(), []);
@@ -240,8 +222,7 @@ fn messages_that_nccl_has_no_handles_of_are_not_told() -> Result<()> {
 
 #[test]
 fn the_events_of_requests_that_are_outstanding_end_when_the_communicator_is_closed() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]), |_| {
         let Ends { send: _send, recv, to, .. } = Ends::new(12, 64)?;
         let received = recv.receive(&to, 0, 8, 0)?;
         assert!(received.is_some());

@@ -1,16 +1,7 @@
 //! Ports in several networks that no router joins: ports are connected that reach each other.
 
-use crate::common::bench::Bench;
-use crate::common::log::{log, said};
-use crate::common::process::{both, pair};
-use crate::common::setting::{set, softrnic, talkative};
-use crate::common::{faithful, plugin_transport};
-use lab::error::Result;
-use lab::nccl::debug_log::ALL_INFO;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
+use crate::common::prelude::*;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
-use testkit::require;
 
 /// Nothing reaches an address of another network.
 const APART: (&str, &str) = ("SOFTRNIC_NETWORK_BITS", "24");
@@ -39,8 +30,7 @@ fn exchange(worker: &mut WorkerCtx, addresses: &[(usize, &[&str])], hca: [&str; 
 }
 
 fn merged(addresses: &[(usize, &[&str])], hca: [&str; 2], told: [&[&str]; 2]) -> Result<()> {
-    let adapt =
-        |setting: lab::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
+    let adapt = |setting: Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, addresses, hca)?;
         for words in told[worker.rank()] {
@@ -90,9 +80,7 @@ fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_reported() ->
 fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Result<()> {
     let addresses: [(usize, &[&str]); 4] =
         [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.1.0.2"]), (3, &["10.3.0.2"])];
-    let adapt = |setting: lab::pair::Setting| {
-        setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1)
-    };
+    let adapt = |setting: Setting| setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1);
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
         let ways = [
@@ -108,7 +96,7 @@ fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Resu
 /// the first.
 #[test]
 fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
-    pair(&require!(talkative(&[APART])), |worker| {
+    both(talkative(&[APART]), |worker| {
         let addresses: [(usize, &[&str]); 2] = [(0, &["10.1.0.1", "10.2.0.1"]), (1, &["10.2.0.2"])];
         exchange(worker, &addresses, ["softrnic0", "softrnic1"])?;
         let used = [
@@ -117,8 +105,7 @@ fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
         ];
         assert!(said(&[used[worker.rank()]]), "{}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// NCCL asks both ends for their first devices, which no cable joins.

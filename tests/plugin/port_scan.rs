@@ -1,24 +1,12 @@
 //! A port scanner goes over all listeners while a hundred connections come about: each of them
 //! works, none is the scanner's.
 
-use crate::common::process::both;
-use crate::common::setting::setting;
-use crate::common::{pattern, plugin_transport};
-use lab::error::Result;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
-use lab::transport::Listener;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::RecvComm;
-use lab::transport::comm::SendComm;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
+use crate::common::prelude::*;
 use nccl_net::testing::proto::frame::{Frame, Kind};
-use nccl_net::testing::proto::handle::{HANDLE_BYTES, Handle as Address};
+use nccl_net::testing::proto::handle::HANDLE_BYTES;
+use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const CONNECTIONS: usize = 100;

@@ -1,20 +1,9 @@
 //! Connecting the rails of a connection: each goes to its own counterpart at the peer, by addresses
 //! of its own, and is tried again or fails under its own name.
 
-use crate::common::bench::Bench;
-use crate::common::log::{log, said, wait_for_gid_changes};
-use crate::common::process::alone;
-use crate::common::setting::{set, softrnic, talkative};
-use crate::common::{faithful, plugin_transport};
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::debug_log::ALL_INFO;
-use lab::pair::Setting;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
+use crate::common::log::wait_for_gid_changes;
+use crate::common::prelude::*;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
-use std::time::Duration;
-use testkit::require;
 
 /// A connection has all of its rails from the beginning, or none.
 const ALL_RAILS: (&str, &str) = ("FERRITE_FAILOVER", "0");
@@ -288,8 +277,7 @@ fn ports_that_stay_down_are_named() -> Result<()> {
 /// What the log says when the only rail cannot be connected because of this errno.
 fn likely_cause_of(errno: &str, words: &str) -> Result<()> {
     let fault = format!("modify-qp={errno} device=softrnic0 every=1");
-    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", &fault)]));
-    alone(&setting, |worker| {
+    alone(talkative(&[("SOFTRNIC_FAULTS", &fault)]), |worker| {
         refusal(worker)?;
         assert!(said(&["to RTR failed", words, "10.82.1.1"]), "{words}: {}", log());
         Ok(())
@@ -316,7 +304,7 @@ each_errno_has_a_likely_cause! {
 /// What the log said about a port at the start is in its errors.
 #[test]
 fn an_error_of_a_port_with_a_link_local_address_says_so() -> Result<()> {
-    alone(&require!(talkative(&[])), |worker| {
+    alone(talkative(&[]), |worker| {
         drop(plugin_transport()?);
         softrnic("gid 0/1 remove 1");
         softrnic("gid 1/1 remove 0");

@@ -1,24 +1,13 @@
 //! Ports of one card as one device of several rails, on software devices that look like functions
 //! of cards.
 
-use crate::common::bench::{Bench, SIZES};
+use crate::common::bench::SIZES;
 use crate::common::flushes::Flushes;
-use crate::common::process::pair;
-use crate::common::setting::{mount_namespaces, set, setting};
-use crate::common::{faithful, plugin_transport};
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::abi;
+use crate::common::prelude::*;
+use crate::common::setting::mount_namespaces;
 use lab::pair::PairPermit;
-use lab::pair::PeerConn;
-use lab::pair::Setting;
-use lab::pair::WorkerCtx;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
 use std::process::Command;
-use std::sync::Arc;
-use testkit::dist::{built, dist, plugin, softrnic_program};
-use testkit::{Missing, program, require};
+use testkit::dist::{built, softrnic_program};
 
 fn names(transport: &Transport) -> Result<Vec<String>> {
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
@@ -149,13 +138,10 @@ fn virtual_functions_are_not_fused() -> Result<()> {
 /// Without a place on the PCI bus nobody knows which ports belong together.
 #[test]
 fn nothing_is_fused_without_sysfs() -> Result<()> {
-    let setting = require!(setting());
-    let setting = setting.env("NCCL_IB_MERGE_NICS", "1").env("SOFTRNIC_CARD", "2");
-    pair(&setting, |_| {
+    both(setting_with(&[("NCCL_IB_MERGE_NICS", "1"), ("SOFTRNIC_CARD", "2")]), |_| {
         assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1"]);
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Unlike ports between them are no obstacle.
@@ -379,11 +365,7 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
         let outcome = flush_one(&flushes, worker, 100_000)?;
         if worker.rank() == 0 {
             assert_eq!(outcome, Err(abi::ncclRemoteError));
-            let lines = lab::nccl::debug_log::lines();
-            assert!(
-                lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")),
-                "{lines:#?}"
-            );
+            assert_logged("flushing GPU memory on softrnic1: ");
         }
         worker.barrier()
     })

@@ -1,13 +1,7 @@
 //! Registering memory through the C ABI: parts of what is registered, and two threads at once.
 
-use crate::common::bench::Bench;
-use crate::common::plugin_transport;
-use crate::common::process::{both, pair};
-use crate::common::setting::setting;
-use lab::error::Result;
-use lab::nccl::abi;
+use crate::common::prelude::*;
 use std::ffi::{c_int, c_void};
-use testkit::require;
 
 /// The calls of a communicator's memory.
 #[derive(Clone, Copy)]
@@ -40,9 +34,7 @@ impl Calls {
 /// Two rings of clear-to-sends and four buffers: any further call of the device fails.
 #[test]
 fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
-    let setting = require!(setting());
-    let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=9..");
-    pair(&setting, |worker| {
+    both(setting_with(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=9..")]), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         worker.barrier()?;
         let calls =
@@ -65,8 +57,7 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
             bench.exchange(worker, i, 5000, 5000)?;
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// A receive of one message takes the short way, and one of two the general way.

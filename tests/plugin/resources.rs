@@ -1,10 +1,9 @@
 //! What connections take of the device, held against the IB transport of NCCL 2.21.5 in the same
 //! programme.
 
-use crate::common::setting::{setting, stock_nccl};
+use crate::common::prelude::*;
 use std::process::Command;
-use testkit::dist::{built, dist, plugin};
-use testkit::{program, require};
+use testkit::dist::built;
 
 /// The most that a process had of the device at a time.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,16 +1,8 @@
 //! What a device refuses while a connection is set up is tried again after a pause, and not with
 //! each call of NCCL's.
 
-use crate::common::connect::{connect_pair, works};
-use crate::common::plugin_transport;
-use crate::common::process::alone;
-use crate::common::setting::{setting, softrnic};
-use lab::error::Result;
-use lab::transport::{Handle, Listener, Transport};
+use crate::common::prelude::*;
 use std::process::Command;
-use std::time::{Duration, Instant};
-use testkit::dist::dist;
-use testkit::{program, require, wait_until};
 
 /// Calls of NCCL's that follow each other at once.
 const CALLS: u32 = 300;
@@ -31,7 +23,7 @@ fn pauses(
     call: impl Fn(&Transport, &mut Handle, &mut Listener) -> Result<()>,
 ) -> Result<()> {
     let setting = require!(setting()).env("SOFTRNIC_FAULTS", rule);
-    alone(&setting, |worker| {
+    alone(Ok(setting), |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         // The first may come of what is made before there is a control connection, and the second

@@ -1,12 +1,7 @@
 //! How long setting connections up has taken, as the log tells; and what it asks of the card.
 
-use crate::common::plugin_transport;
-use crate::common::process::both;
-use crate::common::setting::setting;
+use crate::common::prelude::*;
 use crate::common::stat::port_queries;
-use lab::error::Result;
-use lab::pair::PeerConn;
-use std::time::Instant;
 
 /// How many connections the lines on those for `what` count; each names all of `steps`.
 fn counted(what: &str, steps: &[&str]) -> usize {

@@ -1,17 +1,9 @@
 //! What `init` makes of the machine and the environment: a clear line and an end, never a crash.
 
-use crate::common::process::pair;
-use crate::common::setting::setting;
-use lab::error::Error;
-use lab::error::Result;
-use lab::nccl::abi;
+use crate::common::prelude::*;
 use lab::nccl::library::Library;
-use lab::nccl::library::Source;
-use lab::pair::Setting;
-use lab::transport::Transport;
 use lab::verbs::Verbs;
-use testkit::dist::dist;
-use testkit::{require, skipped};
+use testkit::skipped;
 
 /// Initialises the plugin in a process with `env`: the code of `init`, the number of devices and
 /// the log.
@@ -220,13 +212,11 @@ fn the_file_of_libibverbs_is_reported() -> Result<()> {
     let is_it = |line: &&String| line.contains(" device(s); ") && line.contains("; libibverbs is ");
     let line = log.iter().find(is_it).unwrap_or_else(|| panic!("{log:#?}"));
     assert!(line.contains("softrnic/libibverbs.so.1") && !line.contains("loaded too"), "{line}");
-    let folder = testkit::Scratch::new();
+    let folder = Scratch::new();
     // Another one that is in the process already, under another name than the one that is looked
     // for.
-    let other = folder.write(
-        "libibverbs.so.0",
-        std::fs::read(require!(testkit::dist::plugin())).expect("a library"),
-    );
+    let other =
+        folder.write("libibverbs.so.0", std::fs::read(require!(plugin())).expect("a library"));
     let (_, _, log) =
         init_with(require!(setting()), &[("LD_PRELOAD", other.to_str().expect("text"))])?;
     let also = format!("{} is loaded too", other.display());
@@ -238,7 +228,7 @@ fn the_file_of_libibverbs_is_reported() -> Result<()> {
 /// without it.
 #[test]
 fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
-    let folder = testkit::Scratch::new();
+    let folder = Scratch::new();
     let file = folder.write("nccl.conf", "# of this site\nNCCL_IB_TIMEOUT=99\n");
     let setting = require!(setting()).env("NCCL_CONF_FILE", &file).env("NCCL_DEBUG", "WARN");
     for variable in ["LATER", "NCCL_IB_TIMEOUT"] {

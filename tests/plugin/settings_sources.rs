@@ -1,17 +1,9 @@
 //! Where settings come from: the environment, NCCL's configuration files and NCCL's environment
 //! plugin.
 
-use crate::common::log::said;
-use crate::common::process::alone;
-use crate::common::setting::{setting, stock_nccl};
-use lab::error::Result;
-use lab::nccl::debug_log::ALL_INFO;
-use lab::nccl::library::Source;
-use lab::transport::Transport;
+use crate::common::prelude::*;
 use std::ffi::CString;
 use std::process::Command;
-use testkit::dist::plugin;
-use testkit::{Scratch, require};
 
 /// An environment plugin that knows one setting itself, hides one, and passes the others through.
 const PLUGIN: &str = r#"
@@ -53,7 +45,7 @@ fn over_loader(release: &str, cases: &[(&[(&str, &str)], usize)]) -> Result<()> 
         let mut setting = require!(setting()).env("EXPECTED", devices.to_string());
         setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
         setting.net_plugin.clone_from(&plugin);
-        alone(&setting, |_| {
+        alone(Ok(setting), |_| {
             let transport =
                 Transport::open(&Source::Loader { nccl: nccl.clone(), plugin: plugin.clone() })?;
             assert_eq!(
@@ -75,7 +67,7 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
         .env("NCCL_ENV_PLUGIN", &site)
         .env(HIDDEN.0, HIDDEN.1);
     for loads in ["1", "0"] {
-        alone(&setting.clone().env("LOADS", loads), |_| {
+        alone(Ok(setting.clone().env("LOADS", loads)), |_| {
             let path =
                 CString::new(std::env::var("NCCL_ENV_PLUGIN").expect("it is set")).expect("a path");
             let loads = std::env::var("LOADS").is_ok_and(|loads| loads == "1");
@@ -85,12 +77,7 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
             }
             let transport = Transport::open(&Source::plugin(plugin().expect("it is there")))?;
             let devices = usize::from(loads);
-            assert_eq!(
-                (transport.devices()?, said(&[LINE])),
-                (devices, loads),
-                "{}",
-                crate::common::log::log()
-            );
+            assert_eq!((transport.devices()?, said(&[LINE])), (devices, loads), "{}", log());
             Ok(())
         })?;
     }

@@ -1,26 +1,13 @@
 //! A peer that takes its time: `connect` waits for one that lives for as long as it takes, and what
 //! nobody wants any more goes.
 
-use crate::common::connect::{address, connect, connect_pair, works};
-use crate::common::plugin_transport;
-use crate::common::process::alone;
-use crate::common::setting::setting;
+use crate::common::prelude::*;
 use crate::common::stat::queues;
-use lab::error::Result;
-use lab::pair::Setting;
-use lab::pair::WorkerCtx;
-use lab::transport::Handle;
-use lab::transport::Listener;
-use lab::transport::Transport;
-use lab::transport::comm::RecvComm;
-use lab::transport::comm::SendComm;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
-use testkit::{Missing, require, wait_until};
 
 /// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works
 /// on a busy machine.
@@ -41,8 +28,7 @@ fn meet(
 
 #[test]
 fn accept_may_come_long_after_connect() -> Result<()> {
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         let start = Instant::now();
@@ -59,8 +45,7 @@ fn accept_may_come_long_after_connect() -> Result<()> {
 /// middle.
 #[test]
 fn a_pause_at_any_step_ends_nothing() -> Result<()> {
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let transport = plugin_transport()?;
         for steps in [1, 2, 4] {
             let (mut handle, mut listener) = transport.listen(0)?;
@@ -92,8 +77,7 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
 #[test]
 fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own()
 -> Result<()> {
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let transport = plugin_transport()?;
         let (other, mut other_listener) = transport.listen(0)?;
         let kept = connect(worker, &transport, &other, &mut other_listener)?;
@@ -113,8 +97,7 @@ fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_i
 #[test]
 fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let (posts, boxes): (Vec<_>, Vec<_>) =
             (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
         let worker = &*worker;
@@ -167,8 +150,7 @@ fn queue_pairs_later() -> usize {
 /// all the same.
 #[test]
 fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         wait_until("queue pairs at the connecting end", || {
@@ -196,8 +178,7 @@ fn leads_to(to: SocketAddr, handle: &Handle) -> Handle {
 /// go.
 #[test]
 fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
         // A port whose queue one client fills: the kernel does not answer the next one.
@@ -227,8 +208,7 @@ fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
 /// From `listen` on, long before NCCL asks the listener.
 #[test]
 fn a_port_is_served_before_the_first_accept() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |_| {
+    alone(setting(), |_| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
         let mut client = TcpStream::connect(address(&handle).address).expect("the port is open");
@@ -245,8 +225,7 @@ fn a_port_is_served_before_the_first_accept() -> Result<()> {
 /// A silent client has a deadline, also where `accept` is not called any more.
 #[test]
 fn a_silent_client_is_dismissed_while_nobody_accepts() -> Result<()> {
-    let setting = require!(with_short_limit());
-    alone(&setting, |worker| {
+    alone(with_short_limit(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let _pair = connect(worker, &transport, &handle, &mut listener)?;

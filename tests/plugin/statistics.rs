@@ -1,13 +1,7 @@
 //! The file of statistics that other processes read: what is counted, and what becomes of the file.
 
-use crate::common::bench::Bench;
-use crate::common::log::said;
-use crate::common::plugin_transport;
-use crate::common::process::{both, is_worker, pair};
-use crate::common::setting::{set, setting, talkative};
-use lab::error::Result;
-use lab::pair::Setting;
-use lab::transport::deadline::{finished, posted};
+use crate::common::prelude::*;
+use crate::common::process::is_worker;
 use nccl_net::testing::stats::histogram;
 use nccl_net::testing::stats::layout::{
     CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER,
@@ -15,7 +9,6 @@ use nccl_net::testing::stats::layout::{
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use testkit::{Scratch, require, wait_until};
 
 /// Files of statistics in `folder`.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -218,7 +211,7 @@ fn goes_on_without_a_file(folder: &str, why: &'static str) -> Result<()> {
     both(talkative(&[("FERRITE_STATS_DIR", folder)]), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         bench.exchange(worker, 1, 1000, 1000)?;
-        assert!(said(&["no statistics for `ferrite top`", why]), "{}", crate::common::log::log());
+        assert!(said(&["no statistics for `ferrite top`", why]), "{}", log());
         Ok(())
     })
 }
@@ -253,7 +246,7 @@ fn in_file_system_of(size: &str) -> Result<()> {
         let mounted =
             mount(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "none", &path]);
         if !mounted.is_ok_and(|output| output.status.success()) {
-            require!(Err::<(), _>(testkit::Missing::new("no file system can be mounted here")));
+            require!(Err::<(), _>(Missing::new("no file system can be mounted here")));
         }
     }
     let outcome = goes_on_without_a_file(&path, "less than half of the file system would be left");

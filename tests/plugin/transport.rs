@@ -1,22 +1,9 @@
 //! The data path through the C ABI, between two processes on the software RDMA device.
 
-use crate::common::bench::{Bench, SIZES};
-use crate::common::connect::connect;
-use crate::common::log::{log, said};
-use crate::common::process::{alone, both, pair};
-use crate::common::setting::{set, setting, talkative};
-use crate::common::stat::own_queues;
-use crate::common::{faithful, pattern, plugin_transport};
-use lab::error::Result;
-use lab::pair::WorkerCtx;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::RecvBuffer;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
+use crate::common::bench::SIZES;
+use crate::common::prelude::*;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use testkit::require;
 
 fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
     let mut setting = require!(setting());
@@ -64,7 +51,7 @@ fn a_message_beyond_its_receive_is_reported(
     sent: usize,
     room: usize,
 ) -> Result<()> {
-    pair(&require!(talkative(env)), |worker| {
+    both(talkative(env), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 21)?;
         bench.exchange(worker, 0, room, sent)?;
         bench.exchange(worker, 1, sent, sent)?;
@@ -81,8 +68,7 @@ fn a_message_beyond_its_receive_is_reported(
             assert!(lines[0].contains(&words), "{words:?} is not in {lines:?}");
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -116,7 +102,7 @@ pub(crate) fn queue_pairs_with_data() -> usize {
 /// The card does not have to read them from memory then.
 #[test]
 fn messages_of_a_few_bytes_go_inline_and_larger_ones_do_not() -> Result<()> {
-    pair(&require!(setting()), |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         bench.exchange(worker, 0, 1000, 1000)?;
         for round in 1..=10 {
@@ -125,8 +111,7 @@ fn messages_of_a_few_bytes_go_inline_and_larger_ones_do_not() -> Result<()> {
         let sender = with_data();
         assert_eq!(["requests", "gathered", "inline"].map(|what| sum(&sender, what)), [11, 1, 10]);
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a
@@ -186,7 +171,7 @@ fn as_many_bytes_as_the_threshold_of_adaptive_routing_are_one_write() -> Result<
 /// it fetched.
 #[test]
 fn six_clear_to_sends_are_one_write() -> Result<()> {
-    alone(&require!(setting()), |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (_send, recv) = connect(worker, &transport, &handle, &mut listener)?;

@@ -1,24 +1,16 @@
 //! Clients of a listener's port: those that do not follow the protocol are closed, and the peer is
 //! served all the same.
 
-use crate::common::connect::{accept_nobody, address, connect, connect_pair, works};
 use crate::common::handshake::{frame, hello};
-use crate::common::plugin_transport;
-use crate::common::process::alone;
-use crate::common::setting::setting;
-use lab::error::Result;
-use lab::transport::Handle;
+use crate::common::prelude::*;
 use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Assembler, Kind};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
-use testkit::require;
 
 #[test]
 fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
@@ -74,8 +66,7 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
 
 #[test]
 fn two_hundred_silent_clients_keep_no_peer_out() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let mut flood = Vec::new();
@@ -90,8 +81,7 @@ fn two_hundred_silent_clients_keep_no_peer_out() -> Result<()> {
 
 #[test]
 fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle);
@@ -115,8 +105,7 @@ fn a_peer_that_dies_at_any_step_of_accept_leaves_the_listener_usable() -> Result
 /// Every client is heard before another has to go, so a peer in the middle of a flood gets through.
 #[test]
 fn a_peer_among_two_hundred_silent_clients_is_accepted() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
+    alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle).address;

@@ -1,24 +1,11 @@
 //! The tables of ncclNet v8 to v12 beside what `ferrite check` tries with each of them: which one
 //! NCCL has taken, and devices that NCCL has merged.
 
-use crate::common::log::{log, said};
-use crate::common::process::alone;
-use crate::common::setting::talkative;
-use lab::error::{Error, Result};
-use lab::nccl::abi;
-use lab::nccl::library::Source;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{RecvComm, SendComm};
-use lab::transport::deadline::Deadline;
+use crate::common::prelude::*;
 use lab::transport::listener::connect_and_accept;
-use std::sync::Arc;
-use std::time::Duration;
-use testkit::require;
-use testkit::wait::wait_until;
 
 fn plugin(version: u32) -> Source {
-    Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), version)
+    Source::plugin_of(dist().join("lib/libnccl-net.so"), version)
 }
 
 fn table(version: u32) -> Result<Transport> {
@@ -27,8 +14,7 @@ fn table(version: u32) -> Result<Transport> {
 
 #[test]
 fn the_log_names_each_table_that_nccl_takes_once() -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |_| {
+    alone(talkative(&[]), |_| {
         for version in 8..=12 {
             let _transports = [table(version)?, table(version)?];
             let line = format!("NCCL took ncclNetPlugin_v{version}");
@@ -42,8 +28,7 @@ fn the_log_names_each_table_that_nccl_takes_once() -> Result<()> {
 /// With a communicator of traffic class 42, packets of data and of clear-to-sends have these
 /// classes, and no others.
 fn classes_are(version: u32, classes: [&str; 2]) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |_| {
+    alone(talkative(&[]), |_| {
         let transport = Transport::open_with_class(&plugin(version), 42)?;
         let _ends = connect_within(&transport)?;
         for class in classes {
@@ -79,8 +64,7 @@ fn version_12_tells_both_ends_the_traffic_class() -> Result<()> {
 
 #[test]
 fn a_traffic_class_that_there_is_not_is_named() -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |_| {
+    alone(talkative(&[]), |_| {
         let _transport = Transport::open_with_class(&plugin(12), 256)?;
         assert!(said(&["WARN", "traffic class is 256, not 0 to 255"]), "{}", log());
         Ok(())
@@ -101,8 +85,7 @@ fn said_of_nccl(version: u32) -> Result<Vec<String>> {
 
 /// The log says `words` once, however many errors there are.
 fn said_once(version: u32, words: &str) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |_| {
+    alone(talkative(&[]), |_| {
         for _ in 0..2 {
             let lines = said_of_nccl(version)?;
             assert!(lines.len() == 1 && lines[0].contains(words), "{lines:?}: {}", log());
@@ -123,8 +106,7 @@ fn nccl_of_version_10_drops_errors_which_is_said_once() -> Result<()> {
 
 #[test]
 fn nccl_of_other_versions_passes_errors_on() -> Result<()> {
-    let setting = require!(talkative(&[]));
-    alone(&setting, |_| {
+    alone(talkative(&[]), |_| {
         for version in [8, 11, 12] {
             assert_eq!(said_of_nccl(version)?, Vec::<String>::new(), "{}", log());
         }
@@ -152,8 +134,7 @@ fn refused(transport: &Transport, members: &[usize], words: &str) {
 
 #[test]
 fn ports_of_several_cards_are_not_merged() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_IB_MERGE_NICS", "1")]), |_| {
         refused(
             &table(11)?,
             &[0, 1],
@@ -167,8 +148,7 @@ fn ports_of_several_cards_are_not_merged() -> Result<()> {
 fn ports_of_several_cards_are_merged_if_the_user_says_so() -> Result<()> {
     let merging =
         [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_MERGE_LEVEL", "SYS"), ("SOFTRNIC_DEVICES", "5")];
-    let setting = require!(talkative(&merging));
-    alone(&setting, |_| {
+    alone(talkative(&merging), |_| {
         let transport = table(12)?;
         let pair = transport.fuse(&[1, 0])?;
         assert_eq!(transport.properties(pair)?.name, "softrnic1+softrnic0");
@@ -182,9 +162,7 @@ fn ports_of_several_cards_are_merged_if_the_user_says_so() -> Result<()> {
 
 #[test]
 fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
-    let setting =
-        require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]), |_| {
         refused(&table(11)?, &[0, 1], "NCCL_IB_MERGE_NICS=0");
         Ok(())
     })
@@ -193,9 +171,7 @@ fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
 /// NCCL 2.24 to 2.26 cannot continue after a refusal: there is a new device for each port.
 #[test]
 fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() -> Result<()> {
-    let setting =
-        require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]), |_| {
         for version in [9, 10] {
             let transport = table(version)?;
             assert_eq!(transport.devices()?, 2);
@@ -222,8 +198,7 @@ fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() ->
 fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()> {
     let merging =
         [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "6")];
-    let setting = require!(talkative(&merging));
-    alone(&setting, |_| {
+    alone(talkative(&merging), |_| {
         let transport = table(10)?;
         let ports = || 0..6_usize;
         let triples =
@@ -246,8 +221,7 @@ fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()
 fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> Result<()> {
     let merging =
         [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "3")];
-    let setting = require!(talkative(&merging));
-    alone(&setting, |_| {
+    alone(talkative(&merging), |_| {
         for version in [9, 10] {
             let transport = table(version)?;
             assert_eq!(
@@ -265,9 +239,7 @@ fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> R
 /// plugin stays in memory.
 #[test]
 fn merged_devices_are_forgotten_when_nccl_loads_the_plugin_again() -> Result<()> {
-    let setting =
-        require!(talkative(&[("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any")]));
-    alone(&setting, |_| {
+    alone(talkative(&[("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any")]), |_| {
         let first = table(11)?;
         assert_eq!((first.devices()?, first.fuse(&[0, 1])?, first.devices()?), (2, 2, 3));
         let second = table(11)?;

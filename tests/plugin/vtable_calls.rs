@@ -1,16 +1,7 @@
 //! Calls of the C ABI beside those that carry messages: registration, flush, close, init; and
 //! arguments that are impossible.
 
-use crate::common::bench::Bench;
-use crate::common::plugin_transport;
-use crate::common::process::both;
-use crate::common::setting::setting;
-use lab::error::Result;
-use lab::nccl::abi;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::RecvBuffer;
-use lab::transport::deadline::posted;
+use crate::common::prelude::*;
 use std::ffi::{c_int, c_void};
 
 /// Calls of the vtable that the wrapper does not make.

@@ -2,24 +2,12 @@
 //! are answered alike, the same data arrives, and the counters of both ends and of the device are
 //! the same.
 
-use crate::common::connect::connect;
-use crate::common::process::alone;
-use crate::common::setting::setting;
-use crate::common::stat::own_queues;
-use crate::common::{pattern, plugin_transport};
+use crate::common::prelude::*;
 use crate::statistics::{in_folder, own_words, records};
-use lab::error::Result;
-use lab::pair::WorkerCtx;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{RecvBuffer, RecvComm, Region, Request, SendComm};
-use lab::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::layout::record;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use testkit::{Missing, Scratch, require};
 
 /// Calls of a schedule.
 const CALLS: usize = 3000;
@@ -253,7 +241,7 @@ fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
     let domains = |value| setting.clone().env("FERRITE_THREAD_DOMAINS", value);
     ["1", "0"]
         .into_iter()
-        .try_for_each(|value| alone(&domains(value), |worker| do_the_same(worker)))
+        .try_for_each(|value| alone(Ok(domains(value)), |worker| do_the_same(worker)))
 }
 
 fn do_the_same(worker: &WorkerCtx) -> Result<()> {
@@ -281,7 +269,9 @@ fn a_message_is_reported_by_the_first_test_after_its_acknowledgement() -> Result
     let setting = require!(setting()).env("SOFTRNIC_STRICT", "0");
     require!(membarrier());
     let domains = |value| setting.clone().env("FERRITE_THREAD_DOMAINS", value);
-    ["1", "0"].into_iter().try_for_each(|value| alone(&domains(value), |worker| test_once(worker)))
+    ["1", "0"]
+        .into_iter()
+        .try_for_each(|value| alone(Ok(domains(value)), |worker| test_once(worker)))
 }
 
 fn test_once(worker: &WorkerCtx) -> Result<()> {

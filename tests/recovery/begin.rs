@@ -2,15 +2,11 @@
 //! connection, while it is set up, and later. Messages go over the other rail, and over both once
 //! the fault is over.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, run, set_port, softrnic};
 use crate::rails::until_rail_1;
 use crate::stream::{SHORT, Stream};
-use lab::error::Result;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::{Handle, Transport, listener};
-use std::time::{Duration, Instant};
+use lab::transport::listener;
 
 /// What is wrong with the second rail of rank 1, whose port is `softrnic3/1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,17 +1,11 @@
 //! Control connections that are lost, or slow, while the connection recovers.
 
-use crate::common::connect::{connect_pair, relay_to, through};
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, end, exchange_until, inject_only, recoveries, run, set_port};
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use lab::error::Result;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::Handle;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 use testkit::relay::Relay;
 
 /// A relay before the control port of this process, served by a thread.

@@ -1,17 +1,9 @@
 //! Peers that die, give up or close while a connection recovers.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, run};
 use crate::stream::{SHORT, Stream};
-use lab::error::{Error, Result};
-use lab::nccl::abi;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::buffer::Buffer;
-use lab::transport::deadline::{finished, posted};
-use std::sync::Arc;
-use std::time::Duration;
-use testkit::crash::{die, in_child_that_dies};
+use testkit::crash::die;
 
 fn is_remote(error: &Error) -> bool {
     matches!(error, Error::Call { code: abi::ncclRemoteError, .. })

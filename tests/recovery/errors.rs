@@ -1,19 +1,9 @@
 //! Work requests and queue pairs that fail: some are cured by new queue pairs, others are the fault
 //! of a program.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
-use crate::common::setting::set;
-use crate::common::stat::own_queues;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, end, recoveries, run};
 use crate::stream::{SHORT, Stream};
-use lab::error::{Error, Result};
-use lab::nccl::abi;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::buffer::Buffer;
-use lab::transport::deadline::{finished, posted};
-use std::sync::Arc;
-use testkit::wait::wait_until;
 
 all_arrives_on_each_fabric!(
     all_arrives_if_queue_pairs_of_both_ends_fail,

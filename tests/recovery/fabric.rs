@@ -1,17 +1,9 @@
 //! What the tests of this program ask of the software device, and how their processes are set up.
 
-use crate::common::faithful;
-use crate::common::process::pair;
-use crate::common::setting::setting;
+use crate::common::prelude::*;
 use crate::stream::{Shape, Stream};
-use lab::error::Result;
-use lab::nccl::debug_log::ALL_INFO;
-use lab::pair::Setting;
-use lab::pair::WorkerCtx;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 use testkit::dist::softrnic_program;
-use testkit::{program, require};
 
 /// What no test takes, however slow the machine.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -128,11 +120,7 @@ pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
     }
     let recovered = recoveries();
     let theirs = worker.swap(recovered as u64)?;
-    assert!(
-        recovered as u64 + theirs > 0,
-        "no connection has recovered: {}",
-        crate::common::log::log()
-    );
+    assert!(recovered as u64 + theirs > 0, "no connection has recovered: {}", log());
     worker.barrier()?;
     stream.close()
 }

@@ -2,16 +2,11 @@
 //! before its read has been answered.
 
 use crate::common::flushes::Flushes;
-use crate::common::log::said;
+use crate::common::prelude::*;
 use crate::common::stat::devices;
 use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port};
 use crate::stream::{SHORT, Stream};
-use lab::error::Result;
-use lab::nccl::abi;
-use lab::pair::WorkerCtx;
 use std::ffi::c_void;
-use std::time::{Duration, Instant};
-use testkit::wait::wait_until;
 
 /// Where there are two rails, each carries a part of such a message.
 const BYTES: usize = 1 << 18;

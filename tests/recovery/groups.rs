@@ -1,15 +1,8 @@
 //! Receives of several messages, some of which have arrived when a port fails.
 
-use crate::common::plugin_transport;
-use crate::common::{are_all, pattern};
+use crate::common::are_all;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, applied, recoveries, run};
-use lab::error::Result;
-use lab::pair::PeerConn;
-use lab::pair::WorkerCtx;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{RecvBuffer, Region};
-use lab::transport::deadline::{finished, posted};
-use std::sync::Arc;
 
 const MEMBERS: usize = 8;
 const BYTES: usize = 8 << 10;
@@ -86,7 +79,7 @@ fn all_groups_arrive(fabric: Fabric) -> Result<()> {
         (0..60).try_for_each(|round| groups.exchange(worker, round))?;
         worker.barrier()?;
         assert!(applied().iter().all(|(_, count)| *count > 0), "{:?}", applied());
-        assert!(recoveries() > 0 || worker.rank() == 1, "{}", crate::common::log::log());
+        assert!(recoveries() > 0 || worker.rank() == 1, "{}", log());
         worker.barrier()
     })
 }

@@ -1,10 +1,9 @@
 //! Paths whose round trip is longer than a path without any acknowledgement is trusted for. It is
 //! so long here that a busy machine does not add as much.
 
-use crate::common::log::log;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, inject_only, recoveries, run};
 use crate::stream::{Shape, Stream};
-use lab::error::Result;
 
 const SHAPE: Shape = Shape { depth: 1, bytes: 4096 };
 /// Each way. No suspicion comes as late as two of these after a message, if nothing is known of the

@@ -1,14 +1,8 @@
 //! Many connections over the port that falls.
 
-use crate::common::plugin_transport;
-use crate::common::process::pair;
-use crate::common::setting::talkative;
+use crate::common::prelude::*;
 use crate::fabric::{end, inject_only};
 use crate::stream::{Shape, Stream};
-use lab::error::Result;
-use lab::pair::{PeerConn, WorkerCtx};
-use std::time::Instant;
-use testkit::require;
 
 /// Of a process, each way.
 const CONNECTIONS: usize = 64;

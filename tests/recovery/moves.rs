@@ -1,16 +1,12 @@
 //! Faults while a lane is given another path: with the first message on a queue pair that is new
 //! for that.
 
-use crate::common::log::{log, said};
+use crate::common::prelude::*;
 use crate::common::stat::devices;
 use crate::control::{AT_ONCE, open_through_relays};
 use crate::fabric::{Fabric, applied, end, exchange_until, inject_only, run, softrnic};
 use crate::paths::{MOVED, NEW_PATHS, SHAPE, open, open_by};
 use crate::stream::Stream;
-use lab::error::{Error, Result};
-use lab::nccl::abi;
-use lab::pair::WorkerCtx;
-use testkit::crash::in_child_that_dies;
 
 /// A processor that others have is no fault: nothing but a move makes queue pairs.
 const ENV: [(&str, &str); 4] =

@@ -1,10 +1,8 @@
 //! Which ports are connected with each other after a fault: those that reach each other.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, end, exchange_until, recoveries, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
-use lab::error::Result;
 
 /// The first port of one end and the second one of the other fall for good: the two that are left
 /// are in one network.

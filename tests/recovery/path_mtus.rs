@@ -1,10 +1,9 @@
 //! Paths that lose large packets only, as where a switch takes smaller ones than both ports say.
 
-use crate::common::log::{log, said};
+use crate::common::prelude::*;
 use crate::errors::ends_with;
 use crate::fabric::{Fabric, exchange_until, recoveries, run};
 use crate::stream::{LONG, Stream};
-use lab::error::Result;
 
 /// What the log says when a connection has a smaller MTU.
 const LOWERED: [&str; 3] =

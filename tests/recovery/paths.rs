@@ -1,15 +1,11 @@
 //! A fabric with several equal paths: lanes that share one get apart, one that loses packets is
 //! left, and a slow receiver moves nobody.
 
-use crate::common::log::{log, said};
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, end, exchange_until, inject_only, run, softrnic};
 use crate::stream::{Shape, Stream};
-use lab::error::Result;
-use lab::pair::WorkerCtx;
 use std::process::Command;
-use std::time::Duration;
 use testkit::dist::built;
-use testkit::{Scratch, program};
 
 /// Long enough that lanes show their speed.
 pub(crate) const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };

@@ -1,9 +1,8 @@
 //! Ports that go down and come back.
 
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, set_port};
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use lab::error::Result;
-use std::time::Duration;
 
 /// Messages each way: more than twice as many as are on their way when the port falls.
 const MESSAGES: usize = 300;

@@ -1,10 +1,8 @@
 //! Rails that fail and return while the connection has others.
 
-use crate::common::log::{log, said};
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, sent, set_port};
 use crate::stream::{LONG, SHORT, Stream};
-use lab::error::Result;
-use lab::pair::WorkerCtx;
 
 #[test]
 fn all_arrives_over_rail_0_if_rail_1_falls_for_good() -> Result<()> {

@@ -1,8 +1,7 @@
 //! Devices that fail and come back: they are opened again, and the connections resume over them
 //! with the memory that NCCL has registered.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::errors::ends_with;
 use crate::fabric::{
     Fabric, all_arrives, all_arrives_on_each_fabric, applied, begin_softrnic, end, exchange_until,
@@ -10,9 +9,6 @@ use crate::fabric::{
 };
 use crate::rails::until_rail_1;
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use lab::error::Result;
-use lab::pair::{PeerConn, WorkerCtx};
-use testkit::wait::wait_until;
 
 all_arrives_on_each_fabric!(
     all_arrives_if_a_device_of_rank_0_fails_for_300_ms,
@@ -237,7 +233,7 @@ fn a_connection_can_be_made_over_a_device_that_has_come_back() -> Result<()> {
         let stream = Stream::open(worker, SHORT)?;
         fail_device_0(worker, &stream, "1500ms")?;
         stream.close_at_once()?;
-        std::thread::sleep(std::time::Duration::from_millis(1700));
+        std::thread::sleep(Duration::from_millis(1700));
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 50)?;
         stream.close()

@@ -1,13 +1,9 @@
 //! Ports and queue pairs that fail while a connection is being set up.
 
-use crate::common::log::{log, said};
-use crate::common::plugin_transport;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, begin_softrnic, inject_only, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
-use lab::error::Result;
 use std::ops::Range;
-use std::time::Duration;
-use testkit::wait::wait_until;
 
 /// How often connections are set up, each time with the fault at another moment.
 const ROUNDS: u64 = 12;

@@ -1,17 +1,8 @@
 //! Waits that are no faults, and lost writes that a wait tells.
 
-use crate::common::log::log;
-use crate::common::plugin_transport;
-use crate::common::stat::own_queues;
+use crate::common::prelude::*;
 use crate::fabric::{Fabric, inject_only, recoveries, run};
-use lab::error::Result;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::buffer::Buffer;
-use lab::transport::deadline::{finished, posted};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-use testkit::wait_until;
 
 /// Work requests that have been posted to each of this process's send queues, in ascending order.
 fn requests() -> Vec<u64> {

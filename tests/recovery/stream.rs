@@ -1,17 +1,9 @@
 //! Messages both ways, several at once, checked to the last byte: also the memory around them, and
 //! after they have arrived.
 
-use crate::common::{are_all, pattern, plugin_transport};
-use lab::error::Result;
-use lab::pair::PeerConn;
-use lab::pair::WorkerCtx;
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::{Region, Request};
-use lab::transport::deadline::Deadline;
+use crate::common::are_all;
+use crate::common::prelude::*;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Bytes behind each receive buffer that nobody may write.
 const GUARD: usize = 64;
