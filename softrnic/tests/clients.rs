@@ -5,10 +5,8 @@ mod common;
 #[path = "clients/pyverbs.rs"]
 mod pyverbs;
 
-use std::ptr;
-
+use common::prelude::*;
 use common::tools::{Bench, PORT, compiled};
-use testkit::{Missing, Scratch, require};
 
 const UCX: (&str, &str) = ("ucx_perftest", "ucx-utils");
 const LIBFABRIC: (&str, &str) = ("fi_pingpong", "libfabric-bin");

@@ -11,18 +11,13 @@ mod participant;
 #[path = "kill/summary.rs"]
 mod summary;
 
-use std::ptr;
-use std::time::{Duration, Instant};
-
-use common::node::{Address, CAP, Node, create_qp, open};
-use common::verbs::*;
+use common::prelude::*;
 use crash::{Crash, Random, Step};
 use participant::{Ending, MODELLED, Participant};
 use summary::Summary;
+use testkit::Process;
 use testkit::crash::in_child_that_dies;
 use testkit::side::enter;
-use testkit::softrnic::Softrnic;
-use testkit::{Peer, Process};
 
 const SURVIVOR: usize = 0;
 const VICTIM: usize = 1;

@@ -3,11 +3,7 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
-use common::node::{Node, Terms, Work, rtr};
-use common::verbs::*;
-use testkit::softrnic::Softrnic;
+use common::prelude::*;
 
 const BYTES: usize = 200_000;
 
@@ -28,11 +24,7 @@ fn pair(flow_label: u32, terms: &Terms) -> (Node, Node) {
 }
 
 fn write((a, b): &(Node, Node), length: usize) {
-    a.send(Work {
-        sges: &[a.sge(0, length)],
-        to: (b.address().addr, b.address().rkey),
-        ..Work::default()
-    });
+    a.send(Work { sges: &[a.sge(0, length)], to: b.at(0), ..WORK });
 }
 
 /// What a path of [`two_paths`] takes for [`BYTES`].
@@ -59,7 +51,7 @@ fn overtakes_within(other: &(Node, Node), one: &(Node, Node), time: Duration) ->
 #[test]
 fn queue_pairs_share_a_path_if_the_hash_of_their_flow_labels_is_the_same() {
     two_paths().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let first = pair(1, &terms);
         let again = pair(1, &terms);
         assert!(!overtakes(&again, &first), "the same label, so the same path");
@@ -74,7 +66,7 @@ fn queue_pairs_share_a_path_if_the_hash_of_their_flow_labels_is_the_same() {
 #[test]
 fn messages_on_one_path_share_its_bandwidth() {
     two_paths().alone(|| {
-        let all: Vec<_> = (0..3).map(|_| pair(5, &Terms::default())).collect();
+        let all: Vec<_> = (0..3).map(|_| pair(5, &TERMS)).collect();
         let begin = Instant::now();
         all.iter().for_each(|pair| write(pair, BYTES));
         all.iter().for_each(|pair| assert_eq!(pair.0.next().status, OK));
@@ -87,7 +79,7 @@ fn messages_on_one_path_share_its_bandwidth() {
 #[test]
 fn in_a_fabric_that_spreads_packets_all_queue_pairs_share_all_paths() {
     two_paths().env("SOFTRNIC_SPRAY", 1).alone(|| {
-        let all: Vec<_> = (1..=8).map(|label| pair(label, &Terms::default())).collect();
+        let all: Vec<_> = (1..=8).map(|label| pair(label, &TERMS)).collect();
         let (first, others) = all.split_first().expect("some");
         // Half of a message on each path.
         assert!(others.iter().all(|other| !overtakes_within(other, first, LONG / 2)));
@@ -98,7 +90,7 @@ fn in_a_fabric_that_spreads_packets_all_queue_pairs_share_all_paths() {
 fn a_path_that_is_dead_fails_the_queue_pairs_on_it_and_no_others() {
     let dead = Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("drop attempts=all path=1");
     dead.alone(|| {
-        let terms = Terms { timeout: 1, retry_cnt: 1, ..Terms::default() };
+        let terms = Terms { timeout: 1, retry_cnt: 1, ..TERMS };
         let results: Vec<u32> = (1..=16)
             .map(|label| {
                 let pair = pair(label, &terms);
@@ -122,7 +114,7 @@ fn a_path_that_is_dead_fails_the_queue_pairs_on_it_and_no_others() {
 fn a_slow_path_slows_what_takes_it() {
     Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("slow=0.01 path=0").alone(|| {
         let took = |label| {
-            let pair = pair(label, &Terms::default());
+            let pair = pair(label, &TERMS);
             // The first message brings the rule into effect.
             write(&pair, 8);
             pair.0.next();
@@ -141,7 +133,7 @@ fn a_slow_path_slows_what_takes_it() {
 fn without_a_flow_label_the_numbers_of_the_queue_pairs_choose_the_path() {
     let dead = Softrnic::new().env("SOFTRNIC_PATHS", 2).faults("drop attempts=all path=1");
     dead.alone(|| {
-        let terms = Terms { timeout: 1, retry_cnt: 1, ..Terms::default() };
+        let terms = Terms { timeout: 1, retry_cnt: 1, ..TERMS };
         // All are kept, so that each has other numbers.
         let pairs: Vec<_> = (0..24).map(|_| pair(0, &terms)).collect();
         pairs.iter().for_each(|pair| write(pair, 8));

@@ -2,17 +2,14 @@
 
 mod common;
 
+use common::prelude::*;
+use common::{elf, tools};
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_int};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::mem::transmute;
 use std::os::fd::{AsRawFd, FromRawFd};
-
-use common::verbs::{Ptr, library_path, symbol};
-use common::{elf, tools};
-use testkit::softrnic::Softrnic;
-use testkit::{Missing, require};
 
 const TABLE: &[(&str, &[&str])] = &[
     (

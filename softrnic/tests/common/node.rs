@@ -38,10 +38,13 @@ pub struct Terms {
     pub access: u32,
 }
 
+/// 4.096 us x 2^10 = 4.2 ms.
+pub const TERMS: Terms =
+    Terms { timeout: 10, retry_cnt: 3, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
+
 impl Default for Terms {
     fn default() -> Self {
-        // 4.096 us x 2^10 = 4.2 ms.
-        Self { timeout: 10, retry_cnt: 3, rnr_retry: 7, min_rnr_timer: 12, access: 7 }
+        TERMS
     }
 }
 
@@ -126,6 +129,11 @@ impl Node {
     pub fn address(&self) -> Address {
         let addr = self.memory.as_ptr() as u64;
         Address { gid: self.gid, qpn: self.qpn(), psn: self.psn, rkey: u64::from(self.key()), addr }
+    }
+
+    /// Byte `offset` of its memory, as the peer writes there.
+    pub fn at(&self, offset: u64) -> (u64, u64) {
+        (self.memory.as_ptr() as u64 + offset, u64::from(self.key()))
     }
 
     pub fn to_init(&self, access: u32) -> i32 {
@@ -341,9 +349,13 @@ pub struct Work<'a> {
     pub to: (u64, u64),
 }
 
+/// A signalled write of nothing.
+pub const WORK: Work<'static> =
+    Work { id: 1, opcode: WRITE, flags: SIGNALED, imm: 0, sges: &[], to: (0, 0) };
+
 impl Default for Work<'_> {
     fn default() -> Self {
-        Self { id: 1, opcode: WRITE, flags: SIGNALED, imm: 0, sges: &[], to: (0, 0) }
+        WORK
     }
 }
 

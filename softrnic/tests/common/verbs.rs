@@ -237,6 +237,9 @@ pub struct QpAttr {
     pub alt_port: [u8; 2],
 }
 
+// SAFETY: integers alone.
+pub const ATTR: QpAttr = unsafe { std::mem::zeroed() };
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sge {

@@ -1,11 +1,7 @@
 //! Queue pairs that are made for certain operations (`ibv_create_qp_ex`).
 
+use crate::common::prelude::*;
 use std::io::Error;
-use std::ptr;
-
-use crate::common::node::{CAP, Node, Terms, Work};
-use crate::common::verbs::*;
-use testkit::softrnic::Softrnic;
 
 /// `struct ibv_qp_init_attr_ex`.
 #[repr(C)]
@@ -72,12 +68,12 @@ fn a_queue_pair_for_writes_takes_writes_alone() {
         let peer = Node::new(1, 64);
         let made = create(&node, PD | OPERATIONS, 0b11).expect("a queue pair");
         assert_eq!(ibv_destroy_qp(std::mem::replace(&mut node.qp, made)), 0);
-        node.connect(&peer.address(), &Terms::default());
-        peer.connect(&node.address(), &Terms::default());
-        let to = (peer.address().addr, peer.address().rkey);
+        node.connect(&peer.address(), &TERMS);
+        peer.connect(&node.address(), &TERMS);
+        let to = peer.at(0);
         let posted = |opcode| {
             peer.recv(1, &[]);
-            node.try_send(Work { sges: &[node.sge(0, 8)], to, opcode, ..Work::default() })
+            node.try_send(Work { sges: &[node.sge(0, 8)], to, opcode, ..WORK })
         };
         assert_eq!(
             [WRITE, WRITE_IMM, SEND, SEND_IMM, READ].map(posted),

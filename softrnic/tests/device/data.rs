@@ -1,17 +1,8 @@
 //! Bytes arrive: between processes, within one, for every opcode, and in order.
 
+use crate::common::prelude::*;
 use std::io::Error;
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use testkit::softrnic::Softrnic;
-use testkit::{Peer, Scratch};
-
-use crate::common::node::{
-    CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state,
-};
-use crate::common::verbs::*;
 
 /// A pattern that differs at every place.
 fn fill(bytes: &mut [u8], seed: u64) {
@@ -54,7 +45,7 @@ fn every_opcode_by_lines() {
 /// Side 0 requests, side 1 checks. All sizes, odd alignments on both ends.
 fn every_opcode(side: usize, mut socket: Peer) {
     let mut node = Node::new(side, SPACE);
-    let peer = node.connect_over(&mut socket, &Terms::default());
+    let peer = node.connect_over(&mut socket, &TERMS);
     for (round, len) in SIZES.into_iter().enumerate() {
         for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
             let seed = round as u64 * 10 + u64::from(opcode);
@@ -74,14 +65,7 @@ fn every_opcode(side: usize, mut socket: Peer) {
             if side == 0 {
                 let to = (peer.addr + to as u64, peer.rkey);
                 let imm = seed as u32 ^ 0xa5a5;
-                node.send(Work {
-                    id: seed,
-                    opcode,
-                    imm,
-                    sges: &[node.sge(from, len)],
-                    to,
-                    ..Work::default()
-                });
+                node.send(Work { id: seed, opcode, imm, sges: &[node.sge(from, len)], to, ..WORK });
                 let wc = node.next();
                 assert_eq!(
                     (wc.wr_id, wc.status, wc.qp_num),
@@ -129,7 +113,7 @@ fn several_elements_on_both_sides() {
     Softrnic::new().pair(|side, mut socket| {
         let cap = Cap { max_send_sge: 32, max_recv_sge: 32, ..CAP };
         let mut node = Node::with(0, 4096, cap, 64);
-        node.connect_over(&mut socket, &Terms::default());
+        node.connect_over(&mut socket, &TERMS);
         for (gather, scatter) in [
             (vec![3, 5, 8, 1], vec![1, 2, 14, 9]),
             (vec![100, 200, 300, 0], vec![0, 599, 1, 7]),
@@ -160,7 +144,7 @@ fn several_elements_on_both_sides() {
             }
             socket.barrier();
             if side == 0 {
-                node.send(Work { opcode: SEND, sges: &mine, ..Work::default() });
+                node.send(Work { opcode: SEND, sges: &mine, ..WORK });
                 assert_eq!(node.next().status, OK);
             } else {
                 assert_eq!(node.next().byte_len as usize, total);
@@ -180,12 +164,12 @@ fn several_elements_on_both_sides() {
 #[test]
 fn inline_data_is_taken_at_the_post() {
     Softrnic::new().strict().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let mut bytes = *b"inline!!";
         // Inline data needs no key.
         let sge = Sge { addr: bytes.as_mut_ptr() as u64, length: 8, lkey: 0 };
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { flags: SIGNALED | INLINE, sges: &[sge], to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { flags: SIGNALED | INLINE, sges: &[sge], to, ..WORK });
         bytes.fill(0);
         assert_eq!(a.next().status, OK);
         assert_eq!(&b.memory[..8], b"inline!!");
@@ -196,12 +180,12 @@ fn inline_data_is_taken_at_the_post() {
 #[test]
 fn strict_mode_reads_other_data_late() {
     Softrnic::new().strict().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
-        let to = (b.address().addr, b.address().rkey);
+        let (mut a, b) = local_pair(64, &TERMS);
+        let to = b.at(0);
         // On a busy machine we may be too late ourselves, but not always.
         let shows = (0..1000).any(|_| {
             a.memory[0] = 1;
-            a.send(Work { sges: &[a.sge(0, 1)], to, ..Work::default() });
+            a.send(Work { sges: &[a.sge(0, 1)], to, ..WORK });
             a.memory[0] = 2;
             assert_eq!(a.next().status, OK);
             b.memory[0] == 2
@@ -214,10 +198,10 @@ fn strict_mode_reads_other_data_late() {
 fn a_qp_may_be_connected_to_itself() {
     Softrnic::new().alone(|| {
         let mut node = Node::new(0, 128);
-        node.connect(&node.address(), &Terms::default());
+        node.connect(&node.address(), &TERMS);
         fill(&mut node.memory[..64], 9);
-        let to = (node.address().addr, node.address().rkey);
-        node.send(Work { opcode: READ, sges: &[node.sge(64, 64)], to, ..Work::default() });
+        let to = node.at(0);
+        node.send(Work { opcode: READ, sges: &[node.sge(64, 64)], to, ..WORK });
         assert_eq!(node.next().status, OK);
         assert!(node.memory[64..] == pattern(64, 9)[..]);
         node.close();
@@ -227,7 +211,7 @@ fn a_qp_may_be_connected_to_itself() {
 #[test]
 fn iova_may_differ_from_the_address() {
     Softrnic::new().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         let register = symbol("ibv_reg_mr_iova2", "IBVERBS_1.8");
         // SAFETY: its type in the verbs interface.
         let register: unsafe extern "C" fn(Ptr, Ptr, usize, u64, u32) -> *mut Mr =
@@ -238,10 +222,10 @@ fn iova_may_differ_from_the_address() {
         // SAFETY: a live MR.
         let rkey = u64::from(unsafe { (*mr).rkey });
         a.memory[0] = 77;
-        a.send(Work { sges: &[a.sge(0, 1)], to: (0x1005, rkey), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 1)], to: (0x1005, rkey), ..WORK });
         assert_eq!(a.next().status, OK);
         assert_eq!(b.memory[5], 77);
-        a.send(Work { sges: &[a.sge(0, 1)], to: (0x0fff, rkey), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 1)], to: (0x0fff, rkey), ..WORK });
         assert_eq!(a.next().status, REM_ACCESS);
     });
 }
@@ -249,7 +233,7 @@ fn iova_may_differ_from_the_address() {
 #[test]
 fn requests_in_a_list_run_in_order() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let mut sges: Vec<Sge> = (0..8).map(|i| a.sge(i, 1)).collect();
         let to = b.address();
         let mut list: Vec<SendWr> = sges
@@ -289,18 +273,18 @@ fn bytes_appear_in_ascending_order() {
     Softrnic::new().pair(|side, mut socket| {
         const BYTES: usize = 64;
         let mut node = Node::new(0, 4096);
-        let peer = node.connect_over(&mut socket, &Terms::default());
+        let peer = node.connect_over(&mut socket, &TERMS);
         let aligned = node.memory.as_ptr().align_offset(8);
         let theirs: usize = socket.swap(&aligned);
         if side == 0 {
             let to = |at: usize| (peer.addr + (theirs + at) as u64, peer.rkey);
             for round in 1..=20_000u32 {
                 node.memory[..BYTES].fill(round as u8);
-                node.send(Work { sges: &[node.sge(0, BYTES)], to: to(0), ..Work::default() });
+                node.send(Work { sges: &[node.sge(0, BYTES)], to: to(0), ..WORK });
                 assert_eq!(node.next().status, OK);
             }
             node.memory[0] = 1;
-            node.send(Work { sges: &[node.sge(0, 1)], to: to(BYTES), ..Work::default() });
+            node.send(Work { sges: &[node.sge(0, 1)], to: to(BYTES), ..WORK });
             assert_eq!(node.next().status, OK);
         } else {
             // SAFETY: aligned and inside the memory; read as atomics while the device writes.
@@ -335,7 +319,7 @@ fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
     const ROUNDS: u64 = 300;
     const ALIGNED: usize = 128;
     let mut node = Node::new(0, bytes + ALIGNED);
-    let peer = node.connect_over(&mut socket, &Terms::default());
+    let peer = node.connect_over(&mut socket, &TERMS);
     let mine = node.memory.as_ptr().align_offset(ALIGNED);
     let theirs: usize = socket.swap(&mine);
     for round in 1..=ROUNDS {
@@ -345,7 +329,7 @@ fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
             }
             socket.barrier();
             let to = (peer.addr + theirs as u64, peer.rkey);
-            node.send(Work { sges: &[node.sge(0, bytes)], to, ..Work::default() });
+            node.send(Work { sges: &[node.sge(0, bytes)], to, ..WORK });
             assert_eq!(node.next().status, OK);
         } else {
             node.memory.fill(0);
@@ -397,7 +381,7 @@ fn a_slow_receiver_gets_everything_in_order() {
     Softrnic::new().pair(|side, mut socket| {
         const MESSAGES: u32 = 2000;
         let mut node = Node::new(side, 64 * 1024);
-        node.connect_over(&mut socket, &Terms { min_rnr_timer: 1, ..Terms::default() });
+        node.connect_over(&mut socket, &Terms { min_rnr_timer: 1, ..TERMS });
         if side == 0 {
             let (mut posted, mut done) = (0, 0);
             while done < MESSAGES {
@@ -412,7 +396,7 @@ fn a_slow_receiver_gets_everything_in_order() {
                         opcode: SEND_IMM,
                         imm: posted,
                         sges: &sges,
-                        ..Work::default()
+                        ..WORK
                     };
                     match node.try_send(work) {
                         0 => posted += 1,
@@ -515,11 +499,11 @@ fn less_may_be_granted_than_asked_for() {
 fn a_device_may_have_none() {
     let env = [("SOFTRNIC_MAX_INLINE", "0"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
     Softrnic::new().envs(&env).alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         assert_eq!([0, 64].map(|bytes| granted(&a, bytes, 0)), [0, 0].map(Ok));
         let sges = [a.sge(0, 8)];
-        let to = (b.address().addr, b.address().rkey);
-        let work = |flags| Work { sges: &sges, to, flags, ..Work::default() };
+        let to = b.at(0);
+        let work = |flags| Work { sges: &sges, to, flags, ..WORK };
         assert_eq!(a.try_send(work(INLINE | SIGNALED)), libc::EINVAL);
         a.send(work(SIGNALED));
         assert_eq!(a.next().status, OK);
@@ -537,12 +521,12 @@ fn load_copy(folder: &Scratch, name: &str, namespace: libc::Lmid_t) -> Ptr {
 fn exchange(ends: [(Ptr, &Node); 2]) {
     for (end, peer) in [(0, 1), (1, 0)] {
         use_library(ends[end].0);
-        ends[end].1.connect(&ends[peer].1.address(), &Terms::default());
+        ends[end].1.connect(&ends[peer].1.address(), &TERMS);
     }
     for (from, to) in [(0, 1), (1, 0)] {
         let (from, to) = (ends[from].1, ends[to].1);
         to.recv(1, &[to.sge(0, 64)]);
-        from.send(Work { opcode: SEND, sges: &[from.sge(64, 64)], ..Work::default() });
+        from.send(Work { opcode: SEND, sges: &[from.sge(64, 64)], ..WORK });
         assert_eq!((from.next().status, to.next().status), (OK, OK));
         assert_eq!(to.memory[..64], from.memory[64..128]);
     }
@@ -593,14 +577,14 @@ fn a_copy_in_another_namespace_of_the_loader_is_as_another_process() {
 #[test]
 fn bandwidth_has_a_bound_and_bytes_take_their_time() {
     Softrnic::new().faults("slow=0.01 message=1").alone(|| {
-        let (a, b) = local_pair(100_000, &Terms::default());
+        let (a, b) = local_pair(100_000, &TERMS);
         let sges = [a.sge(0, 100_000)];
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { sges: &sges, to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { sges: &sges, to, ..WORK });
         a.next();
         let begin = Instant::now();
         for id in 0..3 {
-            a.send(Work { id, sges: &sges, to, ..Work::default() });
+            a.send(Work { id, sges: &sges, to, ..WORK });
         }
         let ids = [(); 3].map(|()| a.next().wr_id);
         assert_eq!(ids, [0, 1, 2]);
@@ -618,8 +602,8 @@ fn relaxed_memory_is_written_in_no_order_but_completely() {
         let (mut a, mut b) = (Node::new(0, 65_536), Node::new(1, 65_536));
         assert_eq!(ibv_dereg_mr(b.mr), 0);
         b.mr = ibv_reg_mr(b.pd, b.memory.as_mut_ptr().cast(), 65_536, ALL_ACCESS | RELAXED);
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         for (round, length) in
             [1usize, 63, 64, 65, 1000, 4096, 65_536, 65_535].into_iter().enumerate()
         {
@@ -628,11 +612,7 @@ fn relaxed_memory_is_written_in_no_order_but_completely() {
             }
             b.memory.fill(0);
             let sges = [a.sge(0, length)];
-            a.send(Work {
-                sges: &sges,
-                to: (b.address().addr, b.address().rkey),
-                ..Work::default()
-            });
+            a.send(Work { sges: &sges, to: b.at(0), ..WORK });
             assert_eq!(a.next().status, OK);
             assert!(a.memory[..length] == b.memory[..length], "{length} bytes");
             assert!(b.memory[length..].iter().all(|&byte| byte == 0), "{length} bytes and no more");
@@ -659,14 +639,14 @@ const NOTHING: (Ptr, usize) = (ptr::null_mut(), 0);
 
 /// The status of a write of 8 bytes from `a` into the region of `b`, at this address.
 fn written(a: &Node, b: &Node, addr: u64) -> u32 {
-    a.send(Work { sges: &[a.sge(0, 8)], to: (addr, u64::from(b.key())), ..Work::default() });
+    a.send(Work { sges: &[a.sge(0, 8)], to: (addr, u64::from(b.key())), ..WORK });
     a.next().status
 }
 
 #[test]
 fn a_region_gets_other_memory_access_and_domain() {
     Softrnic::new().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         a.memory[..8].copy_from_slice(b"00000008");
         let mut other = vec![0u8; 32];
         let (addr, key) = (other.as_mut_ptr() as u64, b.key());
@@ -688,7 +668,7 @@ fn a_region_gets_other_memory_access_and_domain() {
 #[test]
 fn access_that_a_region_loses_is_refused() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let addr = b.address().addr;
         assert_eq!(
             (written(&a, &b, addr), rereg(&b, ACCESS, ptr::null_mut(), NOTHING, 1)),
@@ -701,7 +681,7 @@ fn access_that_a_region_loses_is_refused() {
 #[test]
 fn a_domain_that_a_region_leaves_has_it_no_more() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let addr = b.address().addr;
         assert_eq!(
             (written(&a, &b, addr), rereg(&b, PD, ibv_alloc_pd(b.context), NOTHING, 0)),
@@ -714,7 +694,7 @@ fn a_domain_that_a_region_leaves_has_it_no_more() {
 #[test]
 fn a_change_that_is_refused_leaves_the_region_as_it_was() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let none = ptr::null_mut();
         let memory = b.memory.as_ptr() as Ptr;
         for (flags, given, access) in [
@@ -746,7 +726,7 @@ fn a_change_that_is_refused_leaves_the_region_as_it_was() {
 const EVERYTHING: u32 = 15;
 
 pub(crate) fn terms() -> Terms {
-    Terms { access: EVERYTHING, ..Terms::default() }
+    Terms { access: EVERYTHING, ..TERMS }
 }
 
 /// Registers the node's memory anew, with every access.
@@ -839,8 +819,8 @@ fn atomics_need_their_access_and_an_aligned_word() {
         let (mut a, mut b) = (Node::new(0, 64), Node::new(1, 64));
         open_up(&mut a);
         open_up(&mut b);
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         let at = b.memory.as_ptr().align_offset(8) as u64;
         assert_eq!(post(&a, FETCH_ADD, 0, (b.address().addr + at, b.address().rkey), [1, 0]), 0);
         assert_eq!((a.next().status, b.state()), (REM_INV_REQ, ERR));
@@ -910,12 +890,12 @@ fn placing() -> Softrnic {
 /// A message of `a`'s memory, all of it 1, for the memory of `b`.
 fn message(a: &mut Node, b: &Node, opcode: u32) {
     a.memory.fill(1);
-    let to = (b.address().addr, b.address().rkey);
+    let to = b.at(0);
     a.send(Work {
         opcode,
         sges: &[a.sge(0, 4000), a.sge(4000, a.memory.len() - 4000)],
         to,
-        ..Work::default()
+        ..WORK
     });
 }
 
@@ -984,7 +964,7 @@ fn the_first_packets_need_their_key() {
     placing().alone(|| {
         let (a, b) = local_pair(BYTES, &IMPATIENT);
         let to = (b.address().addr, 0xffff_ff01);
-        a.send(Work { opcode: WRITE_IMM, sges: &[a.sge(0, BYTES)], to, ..Work::default() });
+        a.send(Work { opcode: WRITE_IMM, sges: &[a.sge(0, BYTES)], to, ..WORK });
         assert_eq!((a.next().status, b.state(), placed(&b)), (REM_ACCESS, ERR, 0));
     });
 }
@@ -1000,7 +980,7 @@ fn completions_of_a_queue_pair_that_is_no_more_may_stay_and_have_the_number_of_t
     Softrnic::new().envs(&env).alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         (1..=4).for_each(|id| b.recv(id, &[]));
-        (11..=13).for_each(|id| a.send(Work { id, opcode: SEND, ..Work::default() }));
+        (11..=13).for_each(|id| a.send(Work { id, opcode: SEND, ..WORK }));
         let number = b.qpn();
         assert_eq!(ibv_destroy_qp(b.qp), 0);
         let next = Node { qp: create_qp(b.pd, b.cq, b.cq, CAP), ..Node::new(1, 16) };
@@ -1058,7 +1038,7 @@ fn a_peer_that_is_there_again_meanwhile_is_found() {
         || {
             let (a, b) = local_pair(16, &PATIENT);
             let (c, d) = (Node::new(0, 16), Node::new(1, 16));
-            a.send(Work::default());
+            a.send(WORK);
             d.connect(&c.address(), &QUICK);
             c.connect(&d.address(), &QUICK);
             assert_eq!(a.next().status, OK);
@@ -1085,12 +1065,7 @@ fn seven_retries_may_be_endless() {
 }
 
 fn write(a: &Node, b: &Node) {
-    a.send(Work {
-        id: 7,
-        sges: &[a.sge(0, 8)],
-        to: (b.address().addr, b.address().rkey),
-        ..Work::default()
-    });
+    a.send(Work { id: 7, sges: &[a.sge(0, 8)], to: b.at(0), ..WORK });
 }
 
 /// What becomes of two writes, the first of which finds the port down that it is to leave by.
@@ -1156,20 +1131,16 @@ fn what_the_own_device_finds_wrong_may_be_told_as_flushed() {
     let env = [("SOFTRNIC_FLUSH_ONLY", "1"), ("SOFTRNIC_FAULTS", "qp-error flow=2")];
     Softrnic::new().envs(&env).alone(|| {
         let (a, b) = local_pair(16, &QUICK);
-        let to = (b.address().addr, b.address().rkey);
+        let to = b.at(0);
         let unknown = Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) };
-        a.send(Work { id: 1, sges: &[unknown], to, ..Work::default() });
-        a.send(Work { id: 2, ..Work::default() });
+        a.send(Work { id: 1, sges: &[unknown], to, ..WORK });
+        a.send(Work { id: 2, ..WORK });
         assert_eq!(taken(&a), [(a.qpn(), 1, FLUSH), (a.qpn(), 2, FLUSH)]);
         assert_eq!(a.state(), ERR);
         b.assert_unharmed();
         // What the peer refuses is told as ever.
         let (c, d) = local_pair(16, &QUICK);
-        c.send(Work {
-            sges: &[c.sge(0, 8)],
-            to: (d.address().addr, 0xffff_ff01),
-            ..Work::default()
-        });
+        c.send(Work { sges: &[c.sge(0, 8)], to: (d.address().addr, 0xffff_ff01), ..WORK });
         assert_eq!(c.next().status, REM_ACCESS);
         let (e, f) = local_pair(16, &QUICK);
         write(&e, &f);
@@ -1193,7 +1164,7 @@ fn variants_granted(node: &Node, cap: Cap) -> Cap {
 #[test]
 fn more_of_everything_may_be_granted_than_asked_for() {
     Softrnic::new().env("SOFTRNIC_GRANT_MORE", "1").alone(|| {
-        let (a, b) = local_pair(1024, &Terms::default());
+        let (a, b) = local_pair(1024, &TERMS);
         let more = Cap {
             max_send_wr: 65,
             max_recv_wr: 65,
@@ -1212,7 +1183,7 @@ fn more_of_everything_may_be_granted_than_asked_for() {
         );
         // And it is there, of inline data 128 bytes.
         let sges = [a.sge(0, 16); 7];
-        let work = Work { opcode: SEND, flags: INLINE, sges: &sges, ..Work::default() };
+        let work = Work { opcode: SEND, flags: INLINE, sges: &sges, ..WORK };
         (0..65).for_each(|id| b.recv(id, &[b.sge(0, 16); 7]));
         assert_eq!(b.try_recv(65, &[]), libc::ENOMEM);
         assert_eq!(a.try_send(Work { sges: &[a.sge(0, 129)], ..work }), libc::EINVAL);

@@ -1,25 +1,18 @@
 //! UD: datagrams, and the address handles that say where they go.
 
-use std::time::Duration;
-use std::{ptr, thread};
-
-use testkit::side::enter;
-use testkit::softrnic::Softrnic;
-
 use crate::common::channel::Channel;
 use crate::common::datagrams::{HEADER, QKEY, UD, way_to, *};
-use crate::common::node::{
-    Address, CAP, Node, Terms, Work, create_qp, empty_init, local_pair, modify, poll, rtr, to_state,
-};
+use crate::common::prelude::*;
 use crate::common::srqs::*;
-use crate::common::verbs::*;
+use std::thread;
+use testkit::side::enter;
 
 const WITH_GRH: u32 = 1;
 const WITH_IMM: u32 = 2;
 
 /// A datagram of `bytes` from the beginning of `node`'s memory.
 fn datagram<'a>(sges: &'a [Sge], way: (u64, u64)) -> Work<'a> {
-    Work { opcode: SEND, sges, to: way, ..Work::default() }
+    Work { opcode: SEND, sges, to: way, ..WORK }
 }
 
 /// An address handle for entry 1 of the GID table of the other's port 1.
@@ -167,10 +160,7 @@ fn another_qkey_is_dropped_and_counted() {
         // With the highest bit it is that of the sending queue pair.
         a.send(datagram(&sges, to(way, b.qpn(), 0x8000_0000)));
         assert_eq!((a.next().status, b.next().status), (OK, OK));
-        assert_eq!(
-            modify(a.qp, &QpAttr { state: RTS, qkey: 5, ..QpAttr::default() }, 1 | 1 << 6),
-            0
-        );
+        assert_eq!(modify(a.qp, &QpAttr { state: RTS, qkey: 5, ..ATTR }, 1 | 1 << 6), 0);
         assert_dropped(&a, &b, datagram(&sges, to(way, b.qpn(), 0x8000_0000)));
     });
 }
@@ -248,7 +238,7 @@ fn what_is_not_for_datagrams_is_refused() {
         let way = handle(&a, &b);
         for opcode in [WRITE, WRITE_IMM, READ, CMP_SWAP, FETCH_ADD] {
             assert_eq!(
-                a.try_send(Work { opcode, to: to(way, b.qpn(), QKEY), ..Work::default() }),
+                a.try_send(Work { opcode, to: to(way, b.qpn(), QKEY), ..WORK }),
                 libc::EINVAL
             );
         }
@@ -291,7 +281,7 @@ fn the_states_of_ud_need_their_attributes() {
     Softrnic::new().alone(|| {
         let node = ud_node(0, 64, 8);
         assert_eq!(to_state(node.qp, RESET), 0);
-        let attr = QpAttr { port: 1, qkey: 7, sq_psn: 9, ..QpAttr::default() };
+        let attr = QpAttr { port: 1, qkey: 7, sq_psn: 9, ..ATTR };
         for (state, mask) in [(INIT, UD_INIT_MASK), (RTR, 1), (RTS, UD_RTS_MASK)] {
             let attr = QpAttr { state, ..attr };
             for bit in (1..31).map(|b| 1 << b).filter(|b| mask & b != 0) {
@@ -306,7 +296,7 @@ fn the_states_of_ud_need_their_attributes() {
             }
             assert_eq!(modify(node.qp, &attr, mask), 0);
         }
-        let (mut got, mut init) = (QpAttr::default(), empty_init());
+        let (mut got, mut init) = (ATTR, empty_init());
         assert_eq!(ibv_query_qp(node.qp, &mut got, -1, &mut init), 0);
         assert_eq!((got.state, got.qkey, init.qp_type), (RTS, 7, UD));
     });
@@ -437,7 +427,7 @@ fn connect(a: &Node, b: &Node, terms: &Terms) {
 /// The number in the first four bytes of `node`'s memory, sent.
 fn send_number(node: &mut Node, number: u32) {
     node.memory[..4].copy_from_slice(&number.to_ne_bytes());
-    node.send(Work { opcode: SEND, sges: &[node.sge(0, 4)], ..Work::default() });
+    node.send(Work { opcode: SEND, sges: &[node.sge(0, 4)], ..WORK });
 }
 
 #[test]
@@ -446,9 +436,9 @@ fn queue_pairs_take_their_receives_from_one_queue_in_order() {
         let (b, srq) = node_on_srq(1, 4096, 8);
         let c = beside(&b, srq);
         let (mut to_b, mut to_c) = (Node::new(0, 64), Node::new(0, 64));
-        connect(&to_b, &b, &Terms::default());
-        to_c.connect(&Address { qpn: c.qpn(), psn: c.psn, ..b.address() }, &Terms::default());
-        c.connect(&to_c.address(), &Terms::default());
+        connect(&to_b, &b, &TERMS);
+        to_c.connect(&Address { qpn: c.qpn(), psn: c.psn, ..b.address() }, &TERMS);
+        c.connect(&to_c.address(), &TERMS);
         for id in 0..4 {
             assert_eq!(post(srq, id, &[b.sge(id as usize * 8, 8)]), 0);
         }
@@ -487,14 +477,14 @@ fn a_shared_queue_has_its_bounds() {
         assert_eq!(post(srq, 1, &[b.sge(0, 8); 3]), libc::EINVAL);
         assert!((0..4).all(|id| post(srq, id, &[]) == 0));
         assert_eq!(post(srq, 9, &[]), libc::ENOMEM);
-        connect(&a, &b, &Terms::default());
-        a.send(Work { opcode: SEND, ..Work::default() });
+        connect(&a, &b, &TERMS);
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!(a.next().status, OK);
         assert_eq!(post(srq, 9, &[]), libc::ENOMEM, "taken, but not polled");
         assert_eq!(b.next().wr_id, 0);
         assert_eq!((post(srq, 9, &[]), post(srq, 10, &[])), (0, libc::ENOMEM));
         // A queue pair that is reset throws its completions away.
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!((a.next().status, to_state(b.qp, RESET)), (OK, 0));
         assert_eq!((post(srq, 10, &[]), post(srq, 11, &[])), (0, libc::ENOMEM));
         let other = Node::new(0, 64);
@@ -508,12 +498,12 @@ fn the_limit_is_told_once() {
     Softrnic::new().alone(|| {
         let (b, srq) = node_on_srq(1, 64, 8);
         let a = Node::new(0, 64);
-        connect(&a, &b, &Terms::default());
+        connect(&a, &b, &TERMS);
         (0..5).for_each(|id| assert_eq!(post(srq, id, &[]), 0));
         assert_eq!(arm(srq, 9), libc::EINVAL, "more than it has");
         assert_eq!((arm(srq, 4), query(srq).limit), (0, 4));
         let take = || {
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!((a.next().status, b.next().status), (OK, OK));
         };
         take();
@@ -541,28 +531,28 @@ fn a_queue_pair_that_fails_says_that_it_takes_no_more() {
         let a = Node::new(0, 64);
         (0..2).for_each(|id| assert_eq!(post(srq, id, &[]), 0));
         for round in 0..2 {
-            connect(&a, &b, &Terms::default());
+            connect(&a, &b, &TERMS);
             assert_eq!(to_state(b.qp, ERR), 0);
             assert_eq!(
                 next_event(b.context),
                 (QP_LAST_WQE_REACHED, b.qp as usize),
                 "round {round}"
             );
-            b.send(Work::default());
+            b.send(WORK);
             assert_eq!(b.next().status, FLUSH);
             assert!(b.poll().is_none() && !b.has_event(), "the receives are the others'");
             assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
         }
         // By a peer: the receive that it has taken completes, the other one stays.
-        connect(&a, &b, &Terms::default());
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+        connect(&a, &b, &TERMS);
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..WORK });
         assert_eq!((a.next().status, b.next().status), (REM_INV_REQ, LOC_LEN));
         let mut kinds = [next_event(b.context).0, next_event(b.context).0];
         kinds.sort_unstable();
         assert_eq!(kinds, [2, QP_LAST_WQE_REACHED], "QP_REQ_ERR, and that it takes no more");
         assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
-        connect(&a, &b, &Terms::default());
-        a.send(Work { opcode: SEND, ..Work::default() });
+        connect(&a, &b, &TERMS);
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!((a.next().status, b.next().wr_id), (OK, 1));
     });
 }
@@ -582,9 +572,9 @@ fn a_shared_queue_has_its_own_protection_domain() {
         assert_eq!(post(srq, 1, &[Sge { lkey, ..b.sge(0, 8) }]), 0);
         assert_eq!(post(srq, 2, &[b.sge(0, 8)]), 0);
         let a = Node::new(0, 64);
-        connect(&a, &b, &Terms::default());
+        connect(&a, &b, &TERMS);
         for (want, seen) in [(OK, OK), (REM_OP, LOC_PROT)] {
-            a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+            a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..WORK });
             assert_eq!((a.next().status, b.next().status), (want, seen));
         }
         drop(other);
@@ -601,8 +591,7 @@ fn datagrams_take_shared_receives() {
         ready(b.qp, QKEY);
         let way = handle_for(&a, &way_to(b.gid, 1)).expect("a handle");
         let sges = [a.sge(0, 8)];
-        let work =
-            Work { opcode: SEND, sges: &sges, to: to(way, b.qpn(), QKEY), ..Work::default() };
+        let work = Work { opcode: SEND, sges: &sges, to: to(way, b.qpn(), QKEY), ..WORK };
         for id in 0..20 {
             assert_eq!(post(srq, id, &[b.sge(0, 128)]), 0);
             a.send(work);
@@ -625,7 +614,7 @@ fn each_receive_is_taken_once() {
     const EACH: u32 = 300;
     const ROOM: u32 = 16;
     Softrnic::new().pair(|side, mut socket| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let mut nodes: Vec<Node> = (0..SENDERS).map(|_| Node::new(0, 64)).collect();
         let (receiver, srq) = node_on_srq(1, ROOM as usize * 8, ROOM);
         let mut targets = vec![];
@@ -697,7 +686,7 @@ fn killed_senders_keep_no_receive() {
     const ROUNDS: u64 = 12;
     const ROOM: u32 = 8;
     enter(|side, mut socket| {
-        let terms = Terms::default();
+        let terms = TERMS;
         if side == 1 {
             let mut node = Node::new(0, 64);
             let peer: Address = socket.swap(&node.address());
@@ -730,7 +719,7 @@ fn killed_senders_keep_no_receive() {
                 posted += 1;
             }
             loop {
-                own.send(Work { opcode: SEND, ..Work::default() });
+                own.send(Work { opcode: SEND, ..WORK });
                 if own.next().status != OK {
                     break;
                 }
@@ -807,7 +796,7 @@ fn a_completion_channel_wakes_the_receiver() {
             assert_eq!(ibv_destroy_qp(node.qp), 0);
             node.qp = create_qp(node.pd, cq, cq, CAP);
             node.psn = 1;
-            node.connect_over(&mut socket, &Terms::default());
+            node.connect_over(&mut socket, &TERMS);
             if side == 1 {
                 node.recv(1, &[]);
                 node.recv(2, &[]);
@@ -815,8 +804,8 @@ fn a_completion_channel_wakes_the_receiver() {
             }
             socket.barrier();
             if side == 0 {
-                node.send(Work { opcode: SEND, ..Work::default() });
-                node.send(Work { opcode: SEND, ..Work::default() });
+                node.send(Work { opcode: SEND, ..WORK });
+                node.send(Work { opcode: SEND, ..WORK });
             } else {
                 assert!(is_readable(fd, 60_000), "not woken");
                 let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -845,14 +834,14 @@ fn line_is_quiet(fd: i32) {
 #[test]
 fn the_event_descriptor_may_be_nonblocking() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         // SAFETY: async_fd lies at byte 268 of a context.
         let fd = unsafe { *b.context.cast::<u8>().add(268).cast::<i32>() };
         set_nonblocking(fd);
         let mut event = AsyncEvent::default();
         assert_eq!(ibv_get_async_event(b.context, &mut event), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
-        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 8)], ..WORK });
         assert!(is_readable(fd, 60_000));
         assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
         assert_eq!((event.element, event.kind), (b.qp as usize, 3));
@@ -874,7 +863,7 @@ fn uc_loses_silently() {
         for (node, peer) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
             assert_eq!(node.to_init(7), 0);
             let rc_only = 1 << 17 | 1 << 15;
-            let attr = rtr(&peer.address(), &Terms::default());
+            let attr = rtr(&peer.address(), &TERMS);
             assert_eq!(modify(node.qp, &attr, RTR_MASK), libc::EINVAL, "attributes of RC");
             assert_eq!(modify(node.qp, &attr, RTR_MASK & !rc_only), 0);
             assert_eq!(
@@ -884,13 +873,13 @@ fn uc_loses_silently() {
         }
         let [a, b] = &nodes;
         // No receive: lost, but sent.
-        a.send(Work { opcode: SEND_IMM, imm: 1, ..Work::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 1, ..WORK });
         assert_eq!(a.next().status, OK);
         b.recv(4, &[]);
-        a.send(Work { opcode: SEND_IMM, imm: 2, ..Work::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 2, ..WORK });
         assert_eq!((a.next().status, b.next().imm), (OK, 2));
         assert_eq!(ibv_destroy_qp(b.qp), 0);
-        a.send(Work { opcode: SEND_IMM, imm: 3, ..Work::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 3, ..WORK });
         assert_eq!(a.next().status, OK);
     });
 }
@@ -901,9 +890,9 @@ fn uc_loses_silently() {
 fn many_processes_come_and_go() {
     enter(|_, mut socket| {
         let node = Node::new(0, 4096);
-        node.connect(&node.address(), &Terms::default());
+        node.connect(&node.address(), &TERMS);
         node.recv(1, &[node.sge(0, 8)]);
-        node.send(Work { opcode: SEND, sges: &[node.sge(8, 8)], ..Work::default() });
+        node.send(Work { opcode: SEND, sges: &[node.sge(8, 8)], ..WORK });
         assert!((0..2).all(|_| node.next().status == OK));
         socket.send(&1u8);
         node.close();
@@ -932,8 +921,8 @@ fn wait_for_receives() -> (Node, Node, Channel) {
     assert_eq!(ibv_destroy_qp(b.qp), 0);
     b.qp = create_qp(b.pd, b.cq, recv_cq, CAP);
     b.psn = b.qpn() & 0xff;
-    a.connect(&b.address(), &Terms::default());
-    b.connect(&a.address(), &Terms::default());
+    a.connect(&b.address(), &TERMS);
+    b.connect(&a.address(), &TERMS);
     b.recv(7, &[]);
     Channel::arm(recv_cq);
     b.cq = recv_cq;
@@ -951,7 +940,7 @@ fn the_receives_of_a_failed_qp_are_told() {
                 (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
             // With a key that no region has: a local or a remote one.
             let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
-            sender.send(Work { sges: &sges, ..Work::default() });
+            sender.send(Work { sges: &sges, ..WORK });
             assert!(channel.has_event(60_000), "of its own request: {fails_by_itself}");
             channel.take_event();
             let wc = b.next();
@@ -964,7 +953,7 @@ fn the_receives_of_a_failed_qp_are_told() {
 #[test]
 fn seventy_qps_on_one_cq() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         let mut qps = vec![];
         for _ in 0..70 {
             let mut extra = (Node::new(0, 64), Node::new(1, 64));
@@ -973,13 +962,13 @@ fn seventy_qps_on_one_cq() {
             let cq = ibv_create_cq(extra.1.context, 8, ptr::null_mut(), ptr::null_mut(), 0);
             extra.1.qp = create_qp(extra.1.pd, cq, b.cq, CAP);
             extra.1.psn = 5;
-            extra.0.connect(&extra.1.address(), &Terms::default());
-            extra.1.connect(&extra.0.address(), &Terms::default());
+            extra.0.connect(&extra.1.address(), &TERMS);
+            extra.1.connect(&extra.0.address(), &TERMS);
             qps.push(extra);
         }
         for (i, (from, to)) in qps.iter().enumerate() {
             to.recv(i as u64, &[]);
-            from.send(Work { opcode: SEND, ..Work::default() });
+            from.send(Work { opcode: SEND, ..WORK });
         }
         let mut ids: Vec<_> = (0..70).map(|_| b.next().wr_id).collect();
         ids.sort_unstable();
@@ -992,8 +981,8 @@ fn seventy_qps_on_one_cq() {
 #[test]
 fn threads_share_a_cq() {
     Softrnic::new().alone(|| {
-        let (a, _b) = local_pair(64, &Terms::default());
-        let (c, _d) = local_pair(64, &Terms::default());
+        let (a, _b) = local_pair(64, &TERMS);
+        let (c, _d) = local_pair(64, &TERMS);
         let count = 20_000u64;
         let post = |qp: usize, cq: usize| {
             thread::spawn(move || {
@@ -1045,11 +1034,11 @@ fn threads_share_a_cq() {
 #[test]
 fn sends_that_go_on_do_not_hold_up_receives() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
-        let send = |node: &Node| node.send(Work { opcode: WRITE, ..Work::default() });
+        let (a, b) = local_pair(64, &TERMS);
+        let send = |node: &Node| node.send(Work { opcode: WRITE, ..WORK });
         (0..2).for_each(|_| send(&a));
         a.recv(7, &[]);
-        b.send(Work { opcode: SEND, ..Work::default() });
+        b.send(Work { opcode: SEND, ..WORK });
         let found = (0..10).find_map(|_| {
             let mut out = [Wc::default(); 2];
             let count = poll_cq(a.cq, 2, out.as_mut_ptr()) as usize;
@@ -1065,8 +1054,8 @@ fn pair_on(cq: *mut Cq) -> (Node, Node) {
     let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
     assert_eq!(ibv_destroy_qp(a.qp), 0);
     a.qp = create_qp(a.pd, cq, cq, CAP);
-    a.connect(&b.address(), &Terms::default());
-    b.connect(&a.address(), &Terms::default());
+    a.connect(&b.address(), &TERMS);
+    b.connect(&a.address(), &TERMS);
     (a, b)
 }
 
@@ -1075,11 +1064,10 @@ fn pair_on(cq: *mut Cq) -> (Node, Node) {
 #[test]
 fn a_queue_pair_that_goes_on_does_not_hold_up_others() {
     Softrnic::new().alone(|| {
-        let mut nodes = vec![local_pair(64, &Terms::default())];
+        let mut nodes = vec![local_pair(64, &TERMS)];
         let cq = nodes[0].0.cq;
         nodes.extend((0..65).map(|_| pair_on(cq)));
-        let send =
-            |at: usize| nodes[at].0.send(Work { id: at as u64, opcode: WRITE, ..Work::default() });
+        let send = |at: usize| nodes[at].0.send(Work { id: at as u64, opcode: WRITE, ..WORK });
         for at in [0, 40, 64] {
             send(at);
         }

@@ -1,21 +1,17 @@
 //! Thread domains, parent domains, and completion queues for a single thread.
 
-use std::os::unix::process::ExitStatusExt;
-use std::sync::{Arc, Barrier};
-use std::{ptr, thread};
-
 use crate::common::datagrams::{self, way_to};
 use crate::common::domains::{
     self, ALLOCATORS, PD_CONTEXT, free_thread_domain, parent_domain, thread_domain,
 };
 use crate::common::extended_cqs::{CqInit, INIT, create, end_poll, head, start_poll};
-use crate::common::node::{CAP, Node, Terms, Work, create_qp, open};
+use crate::common::prelude::*;
 use crate::common::srqs;
-use crate::common::verbs::*;
-use testkit::Peer;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::{Arc, Barrier};
+use std::thread;
 use testkit::process::Ended;
 use testkit::side::enter;
-use testkit::softrnic::Softrnic;
 
 /// For a single thread.
 const SINGLE: CqInit = CqInit { fields: 1, flags: 1, ..INIT };
@@ -33,8 +29,8 @@ fn node_of_one_thread(device: usize) -> (Node, Ptr, Ptr) {
 }
 
 fn connect(a: &Node, b: &Node) {
-    a.connect(&b.address(), &Terms::default());
-    b.connect(&a.address(), &Terms::default());
+    a.connect(&b.address(), &TERMS);
+    b.connect(&a.address(), &TERMS);
 }
 
 #[test]
@@ -43,27 +39,23 @@ fn a_parent_domain_is_its_protection_domain() {
         let (mut a, td, parent) = node_of_one_thread(0);
         let b = Node::new(1, 64);
         connect(&a, &b);
-        let to = (b.address().addr, b.address().rkey);
+        let to = b.at(0);
         // Memory of the protection domain, then of the parent domain.
-        a.send(Work { sges: &[a.sge(0, 8)], to, ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 8)], to, ..WORK });
         assert_eq!(a.next().status, OK);
         assert_eq!(ibv_dereg_mr(a.mr), 0);
         a.mr = ibv_reg_mr(parent, a.memory.as_mut_ptr().cast(), 64, 7);
         // SAFETY: a live region.
         assert_eq!(unsafe { (*a.mr).pd }, parent);
-        a.send(Work { sges: &[a.sge(0, 8)], to, ..Work::default() });
-        b.send(Work {
-            sges: &[b.sge(0, 8)],
-            to: (a.address().addr, a.address().rkey),
-            ..Work::default()
-        });
+        a.send(Work { sges: &[a.sge(0, 8)], to, ..WORK });
+        b.send(Work { sges: &[b.sge(0, 8)], to: a.at(0), ..WORK });
         assert_eq!((a.next().status, b.next().status), (OK, OK));
         // Of another domain it is not.
         let other = ibv_alloc_pd(a.context);
         let foreign = ibv_reg_mr(other, a.memory.as_mut_ptr().cast(), 64, 7);
         // SAFETY: a live region.
         let lkey = unsafe { (*foreign).lkey };
-        a.send(Work { sges: &[Sge { lkey, ..a.sge(0, 8) }], to, ..Work::default() });
+        a.send(Work { sges: &[Sge { lkey, ..a.sge(0, 8) }], to, ..WORK });
         assert_eq!(a.next().status, LOC_PROT);
         assert_eq!((ibv_dereg_mr(foreign), ibv_dealloc_pd(other)), (0, 0));
         assert_eq!((ibv_destroy_qp(a.qp), ibv_destroy_cq(a.cq)), (0, 0));
@@ -84,7 +76,7 @@ fn address_handles_and_shared_queues_take_a_parent_domain() {
         assert!(!way.is_null());
         b.recv(1, &[b.sge(0, 128)]);
         let to = datagrams::to(way, b.qpn(), datagrams::QKEY);
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], to, ..Work::default() });
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], to, ..WORK });
         assert_eq!((a.next().status, b.next().byte_len), (OK, 48));
         let qp = srqs::qp_on(srq, 2, parent, a.cq);
         assert_eq!(ibv_dealloc_pd(parent), libc::EBUSY);
@@ -183,7 +175,7 @@ fn a_second_thread_in_a_completion_queue_for_one_ends_the_process() {
             let (a, _, _) = node_of_one_thread(0);
             let b = Node::new(1, 64);
             connect(&a, &b);
-            a.send(Work { id: 5, ..Work::default() });
+            a.send(Work { id: 5, ..WORK });
             assert_eq!((start_poll(a.cq), head(a.cq)), (0, (OK, 5)));
             let cq = a.cq as usize;
             let _ = thread::spawn(move || poll_cq(cq as *mut Cq, 1, &mut Wc::default())).join();
@@ -199,7 +191,7 @@ fn a_queue_pair_that_goes_looks_at_its_completion_queue() {
             let (a, _, _) = node_of_one_thread(0);
             let b = Node::new(1, 64);
             connect(&a, &b);
-            a.send(Work::default());
+            a.send(WORK);
             assert_eq!(start_poll(a.cq), 0);
             let qp = a.qp as usize;
             let _ = thread::spawn(move || ibv_destroy_qp(qp as *mut Qp)).join();
@@ -262,7 +254,7 @@ fn threads_may_take_turns() {
                 assert_eq!(poll_cq(cq as *mut Cq, 1, &mut Wc::default()), 0);
             };
             thread::spawn(turn).join().expect("it ends well");
-            a.send(Work::default());
+            a.send(WORK);
             assert_eq!(start_poll(a.cq), 0);
             end_poll(a.cq);
         }

@@ -1,15 +1,11 @@
 //! The devices of each driver, held against the table of docs/cards.md.
 
-use std::io::Error;
-use std::ptr;
-
 use crate::common::datagrams::way_to;
 use crate::common::domains::thread_domain;
 use crate::common::extended_cqs;
-use crate::common::node::{Address, Node, Terms, Work, empty_init, modify, open};
-use crate::common::verbs::*;
+use crate::common::prelude::*;
 use crate::create_ex;
-use testkit::softrnic::Softrnic;
+use std::io::Error;
 
 const PAGE: &str = include_str!("../../docs/cards.md");
 /// As `ibv_qp_type`.
@@ -113,7 +109,7 @@ impl Looked {
         self.grant(2, ONE).ok()?;
         let cap = if self.grant(2, INLINE_16).is_ok() { INLINE_16 } else { ONE };
         let node = Node::with(0, 64, cap, 64);
-        node.connect(&node.address(), &Terms::default());
+        node.connect(&node.address(), &TERMS);
         Some(node)
     }
 
@@ -125,16 +121,7 @@ impl Looked {
         let mut sge = node.sge(0, 8);
         sge.lkey *= u32::from(!keyless);
         let to = (addr + 8, rkey);
-        match node
-            .post_send(Work {
-                sges: &[sge],
-                opcode,
-                flags: flags | SIGNALED,
-                to,
-                ..Work::default()
-            })
-            .0
-        {
+        match node.post_send(Work { sges: &[sge], opcode, flags: flags | SIGNALED, to, ..WORK }).0 {
             0 => match node.next().status {
                 OK => "yes".to_owned(),
                 LOC_PROT => "LOC_PROT_ERR".to_owned(),
@@ -223,10 +210,10 @@ fn query_qp(look: &Looked) -> String {
 /// What a queue pair has whose `min_rnr_timer` was to be 37: 5 is what its five lowest bits say.
 fn longer_rnr_timer(look: &Looked) -> String {
     let Some(node) = look.node() else { return "no RC".to_owned() };
-    let attr = QpAttr { min_rnr_timer: 37, ..QpAttr::default() };
+    let attr = QpAttr { min_rnr_timer: 37, ..ATTR };
     match modify(node.qp, &attr, MIN_RNR_TIMER) {
         0 => {
-            let mut known = QpAttr::default();
+            let mut known = ATTR;
             match ibv_query_qp(node.qp, &mut known, MIN_RNR_TIMER, &mut empty_init()) {
                 0 => known.min_rnr_timer.to_string(),
                 code => name(code),
@@ -405,9 +392,9 @@ fn a_queue_pair_of_irdma_takes_more_sends_than_it_has_granted() {
             assert_eq!((told.max_send_wr, told.max_recv_wr), (granted, 127), "{elements}");
             let node = Node::with(0, 64, cap, 64);
             let Address { addr, rkey, .. } = node.address();
-            node.connect(&node.address(), &Terms::default());
+            node.connect(&node.address(), &TERMS);
             let one = [node.sge(0, 8)];
-            let work = Work { flags: 0, sges: &one, to: (addr + 8, rkey), ..Work::default() };
+            let work = Work { flags: 0, sges: &one, to: (addr + 8, rkey), ..WORK };
             let counted = (0..).find(|_| node.try_send(work) == libc::ENOMEM);
             let received = (0..).find(|_| node.try_recv(1, &[]) == libc::ENOMEM);
             assert_eq!((counted, received), (Some(taken), Some(127)), "{elements}");

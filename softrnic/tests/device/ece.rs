@@ -1,8 +1,6 @@
 //! Enhanced connection establishment: what is offered, and what is left of an offer.
 
-use crate::common::node::Node;
-use crate::common::verbs::*;
-use testkit::softrnic::Softrnic;
+use crate::common::prelude::*;
 
 type Call = extern "C" fn(*mut Qp, *mut [u32; 3]) -> i32;
 
@@ -25,7 +23,7 @@ fn options_are_reduced_to_what_both_have() {
         assert_eq!(node.to_init(7), 0);
         assert_eq!((query(node.qp, &mut ece), ece), (0, [0xf000, 5, 0]));
         assert_eq!(set(node.qp, &mut [0xf000, 4, 0]), 0);
-        assert_eq!(node.to_rtr(&node.address(), &crate::common::node::Terms::default()), 0);
+        assert_eq!(node.to_rtr(&node.address(), &TERMS), 0);
         assert_eq!((query(node.qp, &mut ece), ece), (0, [0xf000, 4, 0]));
     });
 }

@@ -1,16 +1,8 @@
 //! Errors, and which end has a completion or an event for them: one test per row of the table of
 //! errors.
 
-use std::ptr;
-use std::time::{Duration, Instant};
-
+use crate::common::prelude::*;
 use testkit::side::exit_without_handlers;
-use testkit::softrnic::Softrnic;
-
-use crate::common::node::{
-    Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state,
-};
-use crate::common::verbs::*;
 
 /// Posts `work` from a fresh connection and returns (requester, responder, requester's completion).
 /// Before it, the responder has posted one receive of 8 bytes, and the requester has one request
@@ -20,7 +12,7 @@ fn provoke(terms: &Terms, work: impl FnOnce(&Node, &Node) -> i32) -> (Node, Node
     b.recv(50, &[b.sge(0, 8)]);
     assert_eq!(work(&a, &b), 0);
     let wc = a.next();
-    a.send(Work { id: 99, flags: 0, ..Work::default() });
+    a.send(Work { id: 99, flags: 0, ..WORK });
     let behind = a.next();
     assert_eq!(
         (behind.wr_id, behind.status),
@@ -62,16 +54,10 @@ fn local_key_is_checked() {
             ("before the start", |a, _| Sge { addr: a.memory.as_ptr() as u64 - 1, ..a.sge(0, 8) }),
         ];
         for (what, spoil) in spoils {
-            let (a, b, wc) = provoke(&Terms::default(), |a, b| {
+            let (a, b, wc) = provoke(&TERMS, |a, b| {
                 let to = b.address();
                 let sges = [spoil(a, b)];
-                a.try_send(Work {
-                    id: 7,
-                    flags: 0,
-                    sges: &sges,
-                    to: (to.addr, to.rkey),
-                    ..Work::default()
-                })
+                a.try_send(Work { id: 7, flags: 0, sges: &sges, to: (to.addr, to.rkey), ..WORK })
             });
             assert_eq!((wc.wr_id, wc.status), (7, LOC_PROT), "{what}");
             b.assert_unharmed();
@@ -93,14 +79,14 @@ fn remote_key_is_checked() {
         ];
         for opcode in [WRITE, READ] {
             for (what, spoil) in spoils {
-                let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+                let (_a, b, wc) = provoke(&TERMS, |a, b| {
                     a.try_send(Work {
                         id: 7,
                         opcode,
                         flags: 0,
                         sges: &[a.sge(0, 8)],
                         to: spoil(b),
-                        ..Work::default()
+                        ..WORK
                     })
                 });
                 assert_eq!((wc.wr_id, wc.status), (7, REM_ACCESS), "{what}");
@@ -118,11 +104,11 @@ fn region_access_is_checked() {
     Softrnic::new().alone(|| {
         for (opcode, allowed) in [(WRITE, 1 | 4), (READ, 1 | 2)] {
             let mut bytes = vec![0u8; 64];
-            let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+            let (_a, b, wc) = provoke(&TERMS, |a, b| {
                 let mr = ibv_reg_mr(b.pd, bytes.as_mut_ptr().cast(), 64, allowed);
                 // SAFETY: a live MR.
                 let to = (bytes.as_ptr() as u64, u64::from(unsafe { (*mr).rkey }));
-                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..Work::default() })
+                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..WORK })
             });
             assert_eq!(wc.status, REM_ACCESS);
             assert_eq!(event(&b), 3);
@@ -134,16 +120,11 @@ fn region_access_is_checked() {
 fn read_needs_local_write() {
     Softrnic::new().alone(|| {
         let bytes = [0u8; 64];
-        let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
+        let (_a, b, wc) = provoke(&TERMS, |a, b| {
             let mr = ibv_reg_mr(a.pd, bytes.as_ptr().cast_mut().cast(), 64, 0);
             // SAFETY: a live MR.
             let sge = Sge { addr: bytes.as_ptr() as u64, length: 8, lkey: unsafe { (*mr).lkey } };
-            a.try_send(Work {
-                opcode: READ,
-                sges: &[sge],
-                to: (b.address().addr, b.address().rkey),
-                ..Work::default()
-            })
+            a.try_send(Work { opcode: READ, sges: &[sge], to: b.at(0), ..WORK })
         });
         assert_eq!(wc.status, LOC_PROT);
         b.assert_unharmed();
@@ -154,10 +135,10 @@ fn read_needs_local_write() {
 fn qp_access_is_checked() {
     Softrnic::new().alone(|| {
         for (opcode, access) in [(WRITE, 1 | 4), (WRITE_IMM, 1 | 4), (READ, 1 | 2)] {
-            let terms = Terms { access, ..Terms::default() };
+            let terms = Terms { access, ..TERMS };
             let (_a, b, wc) = provoke(&terms, |a, b| {
-                let to = (b.address().addr, b.address().rkey);
-                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..Work::default() })
+                let to = b.at(0);
+                a.try_send(Work { opcode, sges: &[a.sge(0, 8)], to, ..WORK })
             });
             assert_eq!(wc.status, REM_INV_REQ);
             assert_eq!(event(&b), 2, "QP_REQ_ERR");
@@ -169,9 +150,8 @@ fn qp_access_is_checked() {
 #[test]
 fn receive_that_is_too_small() {
     Softrnic::new().alone(|| {
-        let (_a, b, wc) = provoke(&Terms::default(), |a, _| {
-            a.try_send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..Work::default() })
-        });
+        let (_a, b, wc) =
+            provoke(&TERMS, |a, _| a.try_send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..WORK }));
         assert_eq!(wc.status, REM_INV_REQ);
         let wc = b.next();
         assert_eq!((wc.wr_id, wc.status), (50, LOC_LEN));
@@ -182,9 +162,9 @@ fn receive_that_is_too_small() {
 #[test]
 fn receive_with_a_bad_key() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         b.recv(50, &[Sge { lkey: 0xffff_ff01, ..b.sge(0, 8) }]);
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..WORK });
         assert_eq!(a.next().status, REM_OP);
         assert_eq!(b.next().status, LOC_PROT);
     });
@@ -208,11 +188,11 @@ fn memory_that_is_gone_on_either_side() {
                 unsafe { libc::munmap(at, 4096) };
                 node.psn += 1;
             }
-            node.connect_over(&mut socket, &Terms::default());
+            node.connect_over(&mut socket, &TERMS);
             let theirs: [u64; 2] = socket.swap(&[at as u64, u64::from(key)]);
             if side == 0 {
                 let sge = Sge { addr: at as u64, length: 64, lkey: key };
-                node.send(Work { sges: &[sge], to: (theirs[0], theirs[1]), ..Work::default() });
+                node.send(Work { sges: &[sge], to: (theirs[0], theirs[1]), ..WORK });
                 assert_eq!(node.next().status, if culprit == 0 { LOC_PROT } else { REM_OP });
             }
             socket.barrier();
@@ -223,11 +203,11 @@ fn memory_that_is_gone_on_either_side() {
 #[test]
 fn zero_bytes_need_no_key() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         b.recv(9, &[]);
-        a.send(Work { opcode: WRITE, ..Work::default() });
-        a.send(Work { opcode: READ, ..Work::default() });
-        a.send(Work { opcode: WRITE_IMM, imm: 3, ..Work::default() });
+        a.send(Work { opcode: WRITE, ..WORK });
+        a.send(Work { opcode: READ, ..WORK });
+        a.send(Work { opcode: WRITE_IMM, imm: 3, ..WORK });
         assert!((0..3).all(|_| a.next().status == OK));
         let wc = b.next();
         assert_eq!((wc.status, wc.opcode, wc.imm, wc.byte_len), (OK, 129, 3, 0));
@@ -237,11 +217,11 @@ fn zero_bytes_need_no_key() {
 #[test]
 fn zero_bytes_need_a_key_where_the_device_looks() {
     Softrnic::new().env("SOFTRNIC_ZERO_KEYS", "1").alone(|| {
-        let target = |b: &Node| (b.address().addr, b.address().rkey);
-        let (a, b) = local_pair(64, &Terms::default());
+        let target = |b: &Node| b.at(0);
+        let (a, b) = local_pair(64, &TERMS);
         b.recv(9, &[]);
         for (opcode, to) in [(WRITE, target(&b)), (READ, target(&b)), (WRITE_IMM, target(&b))] {
-            a.send(Work { opcode, to, ..Work::default() });
+            a.send(Work { opcode, to, ..WORK });
         }
         assert!((0..3).all(|_| a.next().status == OK));
         type Spoil = fn((u64, u64)) -> (u64, u64);
@@ -249,8 +229,8 @@ fn zero_bytes_need_a_key_where_the_device_looks() {
             [|_| (0, 0), |(addr, _)| (addr, 0xffff_ff01), |(addr, key)| (addr + 4097, key)];
         for (i, spoil) in spoils.into_iter().enumerate() {
             for opcode in [WRITE, READ, WRITE_IMM] {
-                let (_, b, wc) = provoke(&Terms::default(), |a, b| {
-                    a.try_send(Work { id: 7, opcode, to: spoil(target(b)), ..Work::default() })
+                let (_, b, wc) = provoke(&TERMS, |a, b| {
+                    a.try_send(Work { id: 7, opcode, to: spoil(target(b)), ..WORK })
                 });
                 assert_eq!((wc.wr_id, wc.status), (7, REM_ACCESS), "{opcode}, way {i}");
                 assert_eq!(event(&b), 3, "QP_ACCESS_ERR");
@@ -264,9 +244,9 @@ fn a_full_completion_queue_dies() {
     Softrnic::new().alone(|| {
         // 3 rounds up to 3.
         let a = Node::with(0, 64, CAP, 3);
-        a.connect(&a.address(), &Terms::default());
+        a.connect(&a.address(), &TERMS);
         for id in 0..4 {
-            a.send(Work { id, ..Work::default() });
+            a.send(Work { id, ..WORK });
         }
         let mut event = AsyncEvent::default();
         assert_eq!(ibv_get_async_event(a.context, &mut event), 0);
@@ -280,9 +260,9 @@ fn a_full_completion_queue_dies() {
 #[test]
 fn strict_mode_shows_what_is_not_defined() {
     Softrnic::new().strict().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         assert_eq!(to_state(b.qp, RESET), 0);
-        a.send(Work { id: 3, ..Work::default() });
+        a.send(Work { id: 3, ..WORK });
         let wc = a.next();
         assert_eq!((wc.wr_id, wc.status, wc.qp_num), (3, RETRY_EXC, a.qpn()));
         assert!(wc.opcode > 0xffff && wc.byte_len > 0xffff);
@@ -292,8 +272,8 @@ fn strict_mode_shows_what_is_not_defined() {
 #[test]
 fn events_hold_back_destruction() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
-        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        let (a, b) = local_pair(64, &TERMS);
+        a.send(Work { sges: &[a.sge(0, 8)], ..WORK });
         assert_eq!(a.next().status, REM_ACCESS);
         let mut event = AsyncEvent::default();
         assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
@@ -304,8 +284,8 @@ fn events_hold_back_destruction() {
         ibv_ack_async_event(&mut event);
         assert_eq!(destroyer.join().expect("destroy"), 0);
         // An event that was not fetched is removed with its QP.
-        let (a, b) = local_pair(64, &Terms::default());
-        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        let (a, b) = local_pair(64, &TERMS);
+        a.send(Work { sges: &[a.sge(0, 8)], ..WORK });
         assert_eq!(a.next().status, REM_ACCESS);
         assert!(has_event(b.context, 60_000));
         assert_eq!(ibv_destroy_qp(b.qp), 0);
@@ -317,7 +297,7 @@ fn events_hold_back_destruction() {
 fn unsupported_kinds_say_so() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let mut init = crate::common::node::empty_init();
+        let mut init = empty_init();
         (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 8, CAP);
         assert!(ibv_create_qp(node.pd, &mut init).is_null(), "raw packets");
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
@@ -359,7 +339,7 @@ fn mapped(octets: [u8; 4]) -> [u64; 2] {
 
 fn send(a: &Node, b: &Node) -> u32 {
     b.recv(1, &[]);
-    a.send(Work { opcode: SEND, ..Work::default() });
+    a.send(Work { opcode: SEND, ..WORK });
     a.next().status
 }
 
@@ -388,7 +368,7 @@ fn until_its_address_is_back_a_port_has_the_link_local_one() {
         let (c, d) = (Node::new(0, 16), Node::new(1, 16));
         let before = c.gid;
         b.recv(1, &[]);
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!(events(&a), [PORT_ERR, GID_CHANGE, PORT_ACTIVE]);
         assert_eq!(port_attr(a.context, 1).expect("port").state, 4);
         assert_ne!(a.gid_of(1, 0), EMPTY);
@@ -591,8 +571,8 @@ fn a_device_may_refuse_commands_before_it_fails() {
         // What is destroyed goes on.
         assert_eq!((ibv_destroy_qp(a.qp), ibv_dereg_mr(a.mr)), (0, 0));
         b.memory[..8].fill(7);
-        let to = (a.address().addr, a.address().rkey);
-        b.send(Work { opcode: WRITE, sges: &[b.sge(0, 8)], to, ..Work::default() });
+        let to = a.at(0);
+        b.send(Work { opcode: WRITE, sges: &[b.sge(0, 8)], to, ..WORK });
         assert_eq!((b.next().status, a.memory[..8].to_vec()), (OK, vec![7; 8]));
         assert!(!a.has_event(), "it has not failed yet");
         assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
@@ -612,7 +592,7 @@ fn on_a_device_that_has_failed_it_may_be_that_nothing_completes() {
         let (a, b) = local_pair(16, &QUICK);
         assert_eq!((send(&a, &b), b.next().status), (OK, OK));
         (0..2).for_each(|_| a.recv(1, &[]));
-        (0..2).for_each(|_| a.send(Work { opcode: SEND, ..Work::default() }));
+        (0..2).for_each(|_| a.send(Work { opcode: SEND, ..WORK }));
         assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
         a.recv(1, &[]);
         assert_eq!(to_state(a.qp, ERR), 0);
@@ -662,11 +642,11 @@ fn read_while_down() -> (u32, u32) {
     let mut own = Node::new(0, 16);
     own.connect(&own.address(), &QUICK);
     let (a, b) = local_pair(16, &QUICK);
-    a.send(Work::default());
+    a.send(WORK);
     assert_eq!(next_event(a.context), (PORT_ERR, 1));
     own.memory[..8].fill(7);
-    let to = (own.address().addr, own.address().rkey);
-    own.send(Work { opcode: READ, sges: &[own.sge(8, 8)], to, ..Work::default() });
+    let to = own.at(0);
+    own.send(Work { opcode: READ, sges: &[own.sge(8, 8)], to, ..WORK });
     let status = own.next().status;
     assert_eq!(own.memory[8] == 7, status == OK);
     drop(b);
@@ -692,9 +672,9 @@ fn packets_to_the_same_queue_pair_may_be_lost_with_the_port() {
 #[test]
 fn receiver_not_ready_waits_and_then_delivers() {
     Softrnic::new().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..Terms::default() });
+        let (mut a, b) = local_pair(64, &Terms { timeout: 1, retry_cnt: 0, ..TERMS });
         a.memory[..8].fill(7);
-        a.send(Work { opcode: SEND_IMM, imm: 5, sges: &[a.sge(0, 8)], ..Work::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 5, sges: &[a.sge(0, 8)], ..WORK });
         // 7 is "for ever": far longer than the retry timeout of 8 us, and nobody polls.
         std::thread::sleep(Duration::from_millis(50));
         assert!(a.poll().is_none());
@@ -713,10 +693,10 @@ fn receiver_not_ready_waits_and_then_delivers() {
 #[test]
 fn receiver_not_ready_for_too_long() {
     Softrnic::new().alone(|| {
-        let terms = Terms { rnr_retry: 3, min_rnr_timer: 20, ..Terms::default() };
+        let terms = Terms { rnr_retry: 3, min_rnr_timer: 20, ..TERMS };
         let (a, b) = local_pair(64, &terms);
         let start = Instant::now();
-        a.send(Work { opcode: SEND, flags: 0, ..Work::default() });
+        a.send(Work { opcode: SEND, flags: 0, ..WORK });
         assert_eq!(a.next().status, RNR_EXC);
         let waited = start.elapsed();
         assert!(waited >= Duration::from_micros(3 * 10_240), "3 x 10.24 ms, but {waited:?}");
@@ -734,10 +714,10 @@ fn nobody_answers() {
             ("peer destroyed", |b| assert_eq!(ibv_destroy_qp(b.qp), 0)),
         ];
         for (what, spoil) in spoils {
-            let (a, b) = local_pair(64, &Terms::default());
+            let (a, b) = local_pair(64, &TERMS);
             spoil(&b);
             let start = Instant::now();
-            a.send(Work { id: 4, flags: 0, ..Work::default() });
+            a.send(Work { id: 4, flags: 0, ..WORK });
             let wc = a.next();
             assert_eq!((wc.wr_id, wc.status), (4, RETRY_EXC), "{what}");
             // 4.19 ms, four times.
@@ -754,14 +734,14 @@ fn nobody_answers() {
 #[test]
 fn somebody_else_is_addressed() {
     Softrnic::new().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         // Wrong packet sequence number.
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         let mut peer = a.address();
         peer.psn += 1;
         b.connect(&peer, &terms);
         a.connect(&b.address(), &terms);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, RETRY_EXC, "PSN");
         assert_eq!(b.state(), RTS);
         // Right QP number, wrong device. (Numbers repeat across devices: with equal ones, `a` would
@@ -771,14 +751,14 @@ fn somebody_else_is_addressed() {
         b.connect(&a.address(), &terms);
         let peer = Address { gid: a.gid, ..b.address() };
         a.connect(&peer, &terms);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, RETRY_EXC, "GID");
         // Connected, but not with us.
         let (a, b, mut c) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
         c.psn = a.psn;
         b.connect(&c.address(), &terms);
         a.connect(&b.address(), &terms);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, RETRY_EXC, "not connected back");
     });
 }
@@ -787,10 +767,10 @@ fn somebody_else_is_addressed() {
 fn a_peer_that_is_late_is_reached_by_a_retry() {
     Softrnic::new().alone(|| {
         // 4.096 us x 2^17 x 8 = 4.3 s to be late in.
-        let terms = Terms { timeout: 17, retry_cnt: 7, ..Terms::default() };
+        let terms = Terms { timeout: 17, retry_cnt: 7, ..TERMS };
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         a.connect(&b.address(), &terms);
-        a.send(Work::default());
+        a.send(WORK);
         assert!(a.poll().is_none());
         b.connect(&a.address(), &terms);
         assert_eq!(a.next().status, OK);
@@ -801,10 +781,10 @@ fn a_peer_that_is_late_is_reached_by_a_retry() {
 fn time_scale_shortens_timeouts() {
     // 4.096 us x 2^20 = 4.3 s, eight times, scaled to 34 ms.
     Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.001").alone(|| {
-        let (a, b) = local_pair(64, &Terms { timeout: 20, retry_cnt: 7, ..Terms::default() });
+        let (a, b) = local_pair(64, &Terms { timeout: 20, retry_cnt: 7, ..TERMS });
         assert_eq!(to_state(b.qp, RESET), 0);
         let start = Instant::now();
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, RETRY_EXC);
         let waited = start.elapsed();
         assert!(
@@ -821,7 +801,7 @@ const TRANSMISSIONS_PATIENT: Terms = Terms { timeout: 14, retry_cnt: 7, ..QUICK 
 fn write(a: &mut Node, b: &Node, value: u8) {
     a.memory.fill(value);
     let sges = [a.sge(0, a.memory.len())];
-    a.send(Work { sges: &sges, to: (b.address().addr, b.address().rkey), ..Work::default() });
+    a.send(Work { sges: &sges, to: b.at(0), ..WORK });
 }
 
 #[test]
@@ -849,13 +829,8 @@ fn cut_for_good() {
     let (mut a, b) = local_pair(9000, &QUICK);
     b.recv(7, &[]);
     a.memory.fill(1);
-    let to = (b.address().addr, b.address().rkey);
-    a.send(Work {
-        opcode: WRITE_IMM,
-        sges: &[a.sge(0, 4000), a.sge(4000, 5000)],
-        to,
-        ..Work::default()
-    });
+    let to = b.at(0);
+    a.send(Work { opcode: WRITE_IMM, sges: &[a.sge(0, 4000), a.sge(4000, 5000)], to, ..WORK });
     assert_eq!((a.next().status, a.state()), (RETRY_EXC, ERR));
     let placed = b.memory.iter().position(|byte| *byte == 0);
     assert_eq!((placed, b.memory[5000..].iter().all(|byte| *byte == 0)), (Some(5000), true));
@@ -864,8 +839,7 @@ fn cut_for_good() {
 
 #[test]
 fn of_a_message_that_is_cut_the_beginning_arrives() {
-    let rule = ("SOFTRNIC_FAULTS", "cut=5000 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(cut_for_good);
+    Softrnic::new().faults("cut=5000 attempts=all").alone(cut_for_good);
 }
 
 #[test]
@@ -878,21 +852,21 @@ fn of_a_message_that_is_cut_the_beginning_arrives_when_staged() {
 fn a_message_that_is_cut_once_arrives_whole() {
     let rules = "cut=0 message=1; cut=4 message=2; cut=100000 message=3; cut=20 opcode=read message=4; cut=8 message=5";
     Softrnic::new().faults(rules).alone(|| {
-        let (mut a, mut b) = local_pair(64, &Terms { access: 15, ..Terms::default() });
+        let (mut a, mut b) = local_pair(64, &Terms { access: 15, ..TERMS });
         for value in 1..=3 {
             write(&mut a, &b, value);
             assert_eq!(a.next().status, OK);
             assert!(b.memory.iter().all(|byte| *byte == value), "message {value}");
         }
         b.memory.fill(4);
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { opcode: READ, sges: &[a.sge(0, 64)], to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { opcode: READ, sges: &[a.sge(0, 64)], to, ..WORK });
         assert_eq!(a.next().status, OK);
         assert!(a.memory.iter().all(|byte| *byte == 4));
         // A send that is cut keeps its receive.
         b.recv(8, &[b.sge(0, 64)]);
         a.memory.fill(5);
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 64)], ..Work::default() });
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 64)], ..WORK });
         assert_eq!((a.next().status, b.next().wr_id), (OK, 8));
         assert!(b.memory.iter().all(|byte| *byte == 5) && b.poll().is_none());
     });
@@ -900,8 +874,7 @@ fn a_message_that_is_cut_once_arrives_whole() {
 
 #[test]
 fn of_a_read_that_is_cut_the_beginning_arrives_and_of_an_atomic_nothing() {
-    let rule = ("SOFTRNIC_FAULTS", "cut=3 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
+    Softrnic::new().faults("cut=3 attempts=all").alone(|| {
         for (opcode, here, there) in [(READ, [9, 9, 9, 0], 9), (FETCH_ADD, [0; 4], 9)] {
             let (a, mut b) = (Node::new(0, 8), Node::new(1, 8));
             let all = ALL_ACCESS | 8;
@@ -943,14 +916,14 @@ fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
         let (mut a, mut b) = local_pair(16, &QUICK);
         b.recv(7, &[b.sge(0, 16)]);
         a.memory.fill(1);
-        let to = (b.address().addr, b.address().rkey);
+        let to = b.at(0);
         for (id, opcode) in [WRITE, WRITE_IMM, SEND].into_iter().enumerate() {
-            a.send(Work { id: id as u64, opcode, sges: &[a.sge(0, 16)], to, ..Work::default() });
+            a.send(Work { id: id as u64, opcode, sges: &[a.sge(0, 16)], to, ..WORK });
             assert_eq!((a.next().status, b.memory[0]), (OK, 0), "{id}");
             b.assert_unharmed();
         }
         // A read is answered.
-        a.send(Work { opcode: READ, sges: &[a.sge(0, 16)], to, ..Work::default() });
+        a.send(Work { opcode: READ, sges: &[a.sge(0, 16)], to, ..WORK });
         assert_eq!((a.next().status, a.memory[0]), (OK, 0));
         write(&mut a, &b, 5);
         assert_eq!((a.next().status, b.memory[0]), (OK, 0));
@@ -972,7 +945,7 @@ fn what_is_forgotten_is_acknowledged_and_does_not_appear() {
 fn what_is_refused_is_not_forgotten() {
     Softrnic::new().faults("forget").alone(|| {
         let (a, b) = local_pair(16, &QUICK);
-        a.send(Work { sges: &[a.sge(0, 16)], to: (b.address().addr, 1), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 16)], to: (b.address().addr, 1), ..WORK });
         assert_eq!((a.next().status, b.state()), (REM_ACCESS, ERR));
     });
 }
@@ -980,8 +953,7 @@ fn what_is_refused_is_not_forgotten() {
 /// The rules that concern a queue pair are found once for each connection that it has.
 #[test]
 fn the_rules_of_a_connection_are_not_those_of_the_next_one() {
-    let rule = ("SOFTRNIC_FAULTS", "drop attempts=all flow=1 device=softrnic0");
-    Softrnic::new().envs(&[rule]).alone(|| {
+    Softrnic::new().faults("drop attempts=all flow=1 device=softrnic0").alone(|| {
         let (mut a, b) = local_pair(16, &QUICK);
         for status in [OK, RETRY_EXC, OK] {
             write(&mut a, &b, 1);

@@ -1,15 +1,11 @@
 //! Extended completion queues (`ibv_create_cq_ex`), and other sizes of completion queues.
 
-use std::{ptr, thread};
-
 use crate::common::datagrams::{self, QKEY, way_to};
 use crate::common::extended_cqs::{
     CqInit, INIT, STANDARD, call, create, end_poll, head, next_poll, start_poll,
 };
-use crate::common::node::{CAP, Node, Terms, Work, create_qp, create_qp_of, local_pair};
-use crate::common::verbs::*;
-use testkit::softrnic::Softrnic;
-use testkit::wait_until;
+use crate::common::prelude::*;
+use std::thread;
 
 /// A node whose queue pair of this `ibv_qp_type` has an extended queue.
 fn node(device: usize, qp_type: i32) -> Node {
@@ -24,12 +20,12 @@ fn node(device: usize, qp_type: i32) -> Node {
 fn completions_are_read_field_by_field() {
     Softrnic::new().alone(|| {
         let (a, b) = (Node::new(0, 256), node(1, 2));
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         assert_eq!(start_poll(b.cq), libc::ENOENT);
         (0..3).for_each(|id| b.recv(id, &[b.sge(0, 64)]));
-        a.send(Work { opcode: SEND_IMM, imm: 99, sges: &[a.sge(0, 7)], ..Work::default() });
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..Work::default() });
+        a.send(Work { opcode: SEND_IMM, imm: 99, sges: &[a.sge(0, 7)], ..WORK });
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..WORK });
         assert_eq!((start_poll(b.cq), head(b.cq)), (0, (OK, 0)));
         // Opcode, byte count, immediate data, queue pair, flags.
         assert_eq!(
@@ -41,7 +37,7 @@ fn completions_are_read_field_by_field() {
         assert_eq!(next_poll(b.cq), libc::ENOENT);
         end_poll(b.cq);
         // The other way still goes.
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!((b.next().wr_id, start_poll(b.cq)), (2, libc::ENOENT));
     });
 }
@@ -54,7 +50,7 @@ fn datagrams_name_their_sender_there_too() {
         b.recv(5, &[b.sge(0, 128)]);
         let way = datagrams::handle_for(&a, &way_to(b.gid, 1)).expect("a handle");
         let to = datagrams::to(way, b.qpn(), QKEY);
-        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], to, ..Work::default() });
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], to, ..WORK });
         assert_eq!((start_poll(b.cq), head(b.cq)), (0, (OK, 5)));
         // Byte count, sender, flags; the kind of packet.
         assert_eq!([184, 208, 216].map(|at| call::<u32>(b.cq, at)), [48, a.qpn(), 1]);
@@ -101,8 +97,8 @@ fn threads_take_turns_at_an_extended_queue() {
     const EACH: u64 = 400;
     Softrnic::new().alone(|| {
         let (a, b) = (node(0, 2), Node::new(1, 64));
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         let cq = a.cq as usize;
         let pollers: Vec<_> = (0..2)
             .map(|_| {
@@ -130,7 +126,7 @@ fn threads_take_turns_at_an_extended_queue() {
             .collect();
         let send = |id| {
             wait_until("room in the send queue", || {
-                let rc = a.try_send(Work { id, ..Work::default() });
+                let rc = a.try_send(Work { id, ..WORK });
                 assert!(rc == 0 || rc == libc::ENOMEM, "{rc}");
                 rc == 0
             });
@@ -149,19 +145,16 @@ fn threads_take_turns_at_an_extended_queue() {
 #[test]
 fn a_completion_queue_may_get_another_size() {
     Softrnic::new().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         let cq = ibv_create_cq(a.context, 3, ptr::null_mut(), ptr::null_mut(), 0);
         assert_eq!(ibv_destroy_qp(a.qp), 0);
         a.qp = create_qp(a.pd, cq, cq, CAP);
         a.cq = cq;
-        a.connect(&b.address(), &Terms::default());
-        let mut back = crate::common::node::rtr(&a.address(), &Terms::default());
-        assert_eq!((crate::common::node::to_state(b.qp, RESET), b.to_init(7)), (0, 0));
+        a.connect(&b.address(), &TERMS);
+        let mut back = rtr(&a.address(), &TERMS);
+        assert_eq!((to_state(b.qp, RESET), b.to_init(7)), (0, 0));
         back.rq_psn = a.psn;
-        assert_eq!(
-            (crate::common::node::modify(b.qp, &back, RTR_MASK), b.to_rts(&Terms::default())),
-            (0, 0)
-        );
+        assert_eq!((modify(b.qp, &back, RTR_MASK), b.to_rts(&TERMS)), (0, 0));
         assert_eq!(
             (ibv_resize_cq(cq, 0), ibv_resize_cq(cq, 1 << 20)),
             (libc::EINVAL, libc::EINVAL)
@@ -169,11 +162,11 @@ fn a_completion_queue_may_get_another_size() {
         assert_eq!(ibv_resize_cq(cq, 10), 0);
         // SAFETY: a live CQ.
         assert_eq!(unsafe { (*cq).cqe }, 15);
-        (0..15).for_each(|id| a.send(Work { id, ..Work::default() }));
+        (0..15).for_each(|id| a.send(Work { id, ..WORK }));
         assert_eq!(ibv_resize_cq(cq, 3), libc::EINVAL, "more are in it");
         assert!((0..15).all(|id| a.next().wr_id == id) && !a.has_event());
         assert_eq!(ibv_resize_cq(cq, 3), 0);
-        (0..4).for_each(|id| a.send(Work { id, ..Work::default() }));
+        (0..4).for_each(|id| a.send(Work { id, ..WORK }));
         assert_eq!(next_event(a.context).0, 0, "CQ_ERR: it has room for three");
     });
 }

@@ -1,13 +1,10 @@
 //! Work requests that are made call by call (`ibv_wr_start` and its kin).
 
+use crate::common::datagrams::{self, QKEY, UD, way_to};
+use crate::common::prelude::*;
+use crate::create_ex::{OPERATIONS, PD, create_of};
 use std::io::Error;
 use std::mem::transmute_copy;
-
-use crate::common::datagrams::{self, QKEY, UD, way_to};
-use crate::common::node::{Node, Terms, Work, local_pair};
-use crate::common::verbs::*;
-use crate::create_ex::{OPERATIONS, PD, create_of};
-use testkit::softrnic::Softrnic;
 
 const ALL: u64 = 0x7f;
 
@@ -70,8 +67,8 @@ fn pair() -> (Node, Node) {
     let (mut a, b) = (Node::new(0, 256), Node::new(1, 256));
     assert_eq!(ibv_destroy_qp(a.qp), 0);
     a.qp = create_of(2, &a, PD | OPERATIONS, ALL).expect("an extended queue pair");
-    a.connect(&b.address(), &Terms { access: 15, ..Terms::default() });
-    b.connect(&a.address(), &Terms { access: 15, ..Terms::default() });
+    a.connect(&b.address(), &Terms { access: 15, ..TERMS });
+    b.connect(&a.address(), &Terms { access: 15, ..TERMS });
     (a, b)
 }
 
@@ -115,7 +112,7 @@ fn reads_and_atomics_are_made_so_too() {
     Softrnic::new().alone(|| {
         let (a, mut b) = pair();
         assert_eq!(
-            ibv_rereg_mr(b.mr, 4, std::ptr::null_mut(), std::ptr::null_mut(), 0, 15),
+            ibv_rereg_mr(b.mr, 4, ptr::null_mut(), ptr::null_mut(), 0, 15),
             0,
             "atomics too"
         );
@@ -208,15 +205,15 @@ fn ids_of(node: &Node, count: usize) -> Vec<u64> {
 #[test]
 fn a_queue_pair_without_operations_is_no_extended_one() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         assert!(extended(a.qp).is_null());
         assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
         let plain = create_of(2, &a, PD, 0).expect("a queue pair");
         assert!(extended(plain).is_null());
         let (c, _) = pair();
         // The other way still goes.
-        let to = (b.address().addr, b.address().rkey);
-        c.send(Work { to, ..Work::default() });
+        let to = b.at(0);
+        c.send(Work { to, ..WORK });
         assert_eq!(c.next().status, OK);
     });
 }

@@ -1,20 +1,14 @@
 //! Settings, shared memory, processes that are killed, and fork.
 
+use crate::common::prelude::*;
 use std::ffi::CString;
 use std::mem::transmute_copy;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
 use testkit::process::{Ended, Process, this_program};
 use testkit::side::enter;
-use testkit::softrnic::Softrnic;
 use testkit::unique::unique_name;
-use testkit::{Missing, Peer, Scratch, require};
-
-use crate::common::node::{Address, Node, Terms, Work, connect_ports, modify, open, rtr, to_state};
-use crate::common::verbs::*;
 
 /// The number of devices, or the errno.
 fn device_count() -> Result<i32, i32> {
@@ -146,11 +140,11 @@ fn mount(
             }
             let root = c"/".as_ptr();
             libc::mount(
-                std::ptr::null(),
+                ptr::null(),
                 root,
-                std::ptr::null(),
+                ptr::null(),
                 libc::MS_REC | libc::MS_PRIVATE,
-                std::ptr::null(),
+                ptr::null(),
             );
             let tmpfs = c"tmpfs".as_ptr();
             libc::mount(tmpfs, path.as_ptr(), tmpfs, flags, options.as_ptr().cast())
@@ -192,12 +186,9 @@ fn memory_that_runs_out_later_is_enomem() {
     enter(|_, _| {
         // 512 KiB: the tables fit, some rings of 36 KiB too.
         let node = Node::new(0, 64);
-        let cap = Cap { max_recv_wr: 512, ..crate::common::node::CAP };
-        let made = (0..64)
-            .take_while(|_| {
-                !crate::common::node::create_qp(node.pd, node.cq, node.cq, cap).is_null()
-            })
-            .count();
+        let cap = Cap { max_recv_wr: 512, ..CAP };
+        let made =
+            (0..64).take_while(|_| !create_qp(node.pd, node.cq, node.cq, cap).is_null()).count();
         let errno = std::io::Error::last_os_error().raw_os_error();
         println!("\nmade {made} then {errno:?}");
     });
@@ -254,17 +245,13 @@ fn the_file_is_private() {
 fn fork_leaves_the_parent_alone() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        node.connect(&node.address(), &Terms::default());
+        node.connect(&node.address(), &TERMS);
         // SAFETY: the child only uses the library and _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            let mut bad = std::ptr::null_mut();
-            let mut wr = RecvWr {
-                wr_id: 1,
-                next: std::ptr::null_mut(),
-                sg_list: std::ptr::null_mut(),
-                num_sge: 0,
-            };
+            let mut bad = ptr::null_mut();
+            let mut wr =
+                RecvWr { wr_id: 1, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
             let dead = post_recv(node.qp, &raw mut wr, &mut bad) == libc::ENODEV
                 && poll_cq(node.cq, 1, &mut Wc::default()) < 0
                 && ibv_alloc_pd(node.context).is_null()
@@ -280,7 +267,7 @@ fn fork_leaves_the_parent_alone() {
         assert_eq!(status, 0, "in the child");
         // The parent's QP, region and place in the fabric are as before.
         node.recv(2, &[]);
-        node.send(Work { opcode: SEND, sges: &[node.sge(0, 0)], ..Work::default() });
+        node.send(Work { opcode: SEND, sges: &[node.sge(0, 0)], ..WORK });
         assert!((0..2).all(|_| node.next().status == OK));
         node.close();
     });
@@ -335,7 +322,7 @@ fn a_process_that_dies_before_its_forked_worker_has_left_the_fabric() {
 fn killed_peers_are_survived() {
     const ROUNDS: u64 = 50;
     // 4.096 us x 2^10 x 4 = 16.7 ms.
-    let terms = Terms { timeout: 10, retry_cnt: 3, ..Terms::default() };
+    let terms = Terms { timeout: 10, retry_cnt: 3, ..TERMS };
     enter(|side, mut socket| {
         if side == 1 {
             // The victim: connects and streams until it is killed.
@@ -405,7 +392,7 @@ fn stream(node: &Node, peer: &Address, limit: Duration, started: impl FnOnce()) 
             opcode,
             sges: &[node.sge(0, len)],
             to: (peer.addr, peer.rkey),
-            ..Work::default()
+            ..WORK
         });
         loop {
             let wc = node.next();
@@ -430,7 +417,7 @@ const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_tim
 /// What a request from `a` to `b` comes to.
 fn send(a: &Node, b: &Node) -> u32 {
     b.recv(1, &[]);
-    a.send(Work { opcode: SEND, ..Work::default() });
+    a.send(Work { opcode: SEND, ..WORK });
     a.next().status
 }
 
@@ -517,7 +504,7 @@ fn both_ports_carry_data() {
             b.close();
         }
         let a = Node::new(0, 64);
-        let init = QpAttr { state: INIT, port: 3, access: 7, ..QpAttr::default() };
+        let init = QpAttr { state: INIT, port: 3, access: 7, ..ATTR };
         assert_eq!(modify(a.qp, &init, INIT_MASK), libc::EINVAL, "no port 3");
         assert_eq!(modify(a.qp, &QpAttr { port: 2, ..init }, INIT_MASK), 0);
         assert_eq!(
@@ -565,12 +552,12 @@ fn infiniband_goes_by_lid() {
             socket.barrier();
             node.recv(5, &[]);
             socket.barrier();
-            node.send(Work { opcode: SEND, ..Work::default() });
+            node.send(Work { opcode: SEND, ..WORK });
             let first = node.next();
             let sent = if first.wr_id == 5 && status == OK { node.next() } else { first };
             assert_eq!(sent.status, status, "{vector:?}");
             socket.barrier();
-            assert_eq!(modify(node.qp, &QpAttr::default(), 1), 0, "reset");
+            assert_eq!(modify(node.qp, &ATTR, 1), 0, "reset");
             socket.barrier();
         }
         assert_eq!(node.connect_by(&no_source, &QUICK), Err(libc::ENODATA), "an empty GID entry");
@@ -652,10 +639,10 @@ fn large_messages_vanish_where_the_mtu_is_too_small() {
     Softrnic::new().envs(&env).alone(|| {
         let (a, b) = (Node::new(0, 4096), Node::new(1, 4096));
         connect_ports((&a, 1), (&b, 1), 1, &QUICK);
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { sges: &[a.sge(0, 1024)], to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { sges: &[a.sge(0, 1024)], to, ..WORK });
         assert_eq!(a.next().status, OK);
-        a.send(Work { sges: &[a.sge(0, 1025)], to, ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 1025)], to, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC);
     });
 }

@@ -1,19 +1,12 @@
 //! A GPU's memory: how it is registered, and that its bytes arrive. On a CUDA driver without a GPU
 //! (`cuda/fake.c`), whose memory no processor can touch.
 
+use crate::common::gpu::{Driver, GpuNode, helper, pattern};
+use crate::common::prelude::*;
+use crate::data::{post, terms};
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::ptr;
-use std::time::Duration;
-
 use testkit::side::enter;
-use testkit::softrnic::Softrnic;
-use testkit::{require, wait_until};
-
-use crate::common::gpu::{Driver, GpuNode, helper, pattern};
-use crate::common::node::{Address, Node, Terms, Work, to_state};
-use crate::common::verbs::*;
-use crate::data::{post, terms};
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -118,7 +111,7 @@ pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic, sizes: &[usiz
         let host_mr = ibv_reg_mr(gpu.node.pd, host.as_mut_ptr().cast(), MOST, ALL_ACCESS);
         // SAFETY: a live region.
         let host_key = unsafe { (*host_mr).lkey };
-        let peer = gpu.node.connect_over(&mut socket, &Terms::default());
+        let peer = gpu.node.connect_over(&mut socket, &TERMS);
         let mine = [gpu.at, u64::from(gpu.node.key()), host.as_ptr() as u64, u64::from(host_key)];
         let theirs: [u64; 4] = socket.swap(&mine);
         assert_eq!(theirs[1], peer.rkey);
@@ -136,13 +129,7 @@ pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic, sizes: &[usiz
                     };
                     let to = if to_gpu { (theirs[0], theirs[1]) } else { (theirs[2], theirs[3]) };
                     socket.barrier();
-                    gpu.node.send(Work {
-                        opcode: WRITE_IMM,
-                        imm: 7,
-                        sges: &[from],
-                        to,
-                        ..Work::default()
-                    });
+                    gpu.node.send(Work { opcode: WRITE_IMM, imm: 7, sges: &[from], to, ..WORK });
                     assert_eq!(gpu.node.next().status, OK);
                     socket.barrier();
                 } else {
@@ -174,18 +161,13 @@ fn reads_and_sends_reach_gpu_memory() {
     Softrnic::new().env("SOFTRNIC_GPU", "both").alone(|| {
         let driver = Driver::load();
         let (a, b) = (GpuNode::new(&driver, 0, 8192), GpuNode::new(&driver, 1, 8192));
-        a.node.connect(&b.node.address(), &Terms::default());
-        b.node.connect(&a.node.address(), &Terms::default());
+        a.node.connect(&b.node.address(), &TERMS);
+        b.node.connect(&a.node.address(), &TERMS);
         let before = driver.copies();
 
         driver.put(b.at, &pattern(8192, 1));
         let to = (b.address().addr + 100, b.address().rkey);
-        a.node.send(Work {
-            opcode: READ,
-            sges: &[a.sge(5, 3000), a.sge(4000, 1)],
-            to,
-            ..Work::default()
-        });
+        a.node.send(Work { opcode: READ, sges: &[a.sge(5, 3000), a.sge(4000, 1)], to, ..WORK });
         assert_eq!(a.node.next().status, OK);
         let want = pattern(8192, 1);
         assert!(
@@ -199,7 +181,7 @@ fn reads_and_sends_reach_gpu_memory() {
             opcode: SEND_IMM,
             imm: 3,
             sges: &[a.sge(0, 1000), a.sge(1000, 3000)],
-            ..Work::default()
+            ..WORK
         });
         assert_eq!(a.node.next().status, OK);
         let got = b.node.next();
@@ -224,17 +206,12 @@ fn a_flush_over_a_queue_pair_connected_with_itself() {
         let mr = dmabuf_mr(node.pd, 4096, at, std::os::fd::AsRawFd::as_raw_fd(&file));
         drop(file);
         assert!(!mr.is_null());
-        node.connect(&node.address(), &Terms::default());
+        node.connect(&node.address(), &TERMS);
         driver.put(at, &[77]);
         node.memory[0] = 0;
         // SAFETY: a live region.
         let key = unsafe { (*mr).rkey };
-        node.send(Work {
-            opcode: READ,
-            sges: &[node.sge(0, 1)],
-            to: (at, u64::from(key)),
-            ..Work::default()
-        });
+        node.send(Work { opcode: READ, sges: &[node.sge(0, 1)], to: (at, u64::from(key)), ..WORK });
         assert_eq!((node.next().status, node.memory[0]), (OK, 77));
         assert_eq!(ibv_dereg_mr(mr), 0);
         node.close();
@@ -247,11 +224,11 @@ fn a_gpu_that_fails_is_an_operation_error() {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, 1, 4096);
         let host = Node::new(0, 4096);
-        host.connect(&gpu.node.address(), &Terms::default());
-        gpu.node.connect(&host.address(), &Terms::default());
+        host.connect(&gpu.node.address(), &TERMS);
+        gpu.node.connect(&host.address(), &TERMS);
         driver.fail(true);
         let to = (gpu.address().addr, gpu.address().rkey);
-        host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+        host.send(Work { sges: &[host.sge(0, 4096)], to, ..WORK });
         assert_eq!((host.next().status, gpu.node.state()), (REM_OP, ERR));
     });
 }
@@ -324,10 +301,10 @@ fn gpu_memory_has_keys_and_bounds() {
         {
             let gpu = GpuNode::new(&driver, 1, 4096);
             let host = Node::new(0, 8192);
-            host.connect(&gpu.node.address(), &Terms::default());
-            gpu.node.connect(&host.address(), &Terms::default());
+            host.connect(&gpu.node.address(), &TERMS);
+            gpu.node.connect(&host.address(), &TERMS);
             let to = (gpu.at + offset, gpu.address().rkey);
-            host.send(Work { sges: &[host.sge(0, length)], to, ..Work::default() });
+            host.send(Work { sges: &[host.sge(0, length)], to, ..WORK });
             assert_eq!(host.next().status, status, "{offset} + {length}");
         }
         let node = Node::new(0, 64);
@@ -343,7 +320,7 @@ fn while_a_gpu_copies(and_then: impl Fn(&Driver, &GpuNode)) {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, side, 4096);
         let peer: Address = socket.swap(&gpu.address());
-        gpu.node.connect(&peer, &Terms { timeout: 8, retry_cnt: 1, ..Terms::default() });
+        gpu.node.connect(&peer, &Terms { timeout: 8, retry_cnt: 1, ..TERMS });
         let before = driver.copies();
         socket.barrier();
         if side == 0 {
@@ -353,7 +330,7 @@ fn while_a_gpu_copies(and_then: impl Fn(&Driver, &GpuNode)) {
             let mr = ibv_reg_mr(gpu.node.pd, host.as_ptr() as Ptr, 4096, ALL_ACCESS);
             // SAFETY: a live region.
             let sge = Sge { addr: host.as_ptr() as u64, length: 4096, lkey: unsafe { (*mr).lkey } };
-            gpu.node.send(Work { sges: &[sge], to: (peer.addr, peer.rkey), ..Work::default() });
+            gpu.node.send(Work { sges: &[sge], to: (peer.addr, peer.rkey), ..WORK });
             gpu.node.next();
         } else {
             assert!(gpu.node.poll().is_none());
@@ -408,17 +385,17 @@ fn while_the_driver_is_held(allocate: fn(&Driver, usize) -> u64) {
             (GpuNode::of(at, 1, BYTES).node, at)
         };
         let peer: Address = socket.swap(&Address { addr: at, ..node.address() });
-        node.connect(&peer, &Terms::default());
+        node.connect(&peer, &TERMS);
         driver.hold(side == 1);
         socket.barrier();
         if side == 0 {
             let mut node = node;
             node.memory.copy_from_slice(&pattern(BYTES, 1));
             let to = (peer.addr, peer.rkey);
-            node.send(Work { sges: &[node.sge(0, BYTES)], to, ..Work::default() });
+            node.send(Work { sges: &[node.sge(0, BYTES)], to, ..WORK });
             assert_eq!(node.next().status, OK);
             node.memory.fill(0);
-            node.send(Work { opcode: READ, sges: &[node.sge(0, BYTES)], to, ..Work::default() });
+            node.send(Work { opcode: READ, sges: &[node.sge(0, BYTES)], to, ..WORK });
             assert_eq!(node.next().status, OK);
             assert!(node.memory[..] == pattern(BYTES, 1)[..]);
         }
@@ -452,12 +429,12 @@ fn a_region_may_lie_in_several_allocations() {
         let split = driver.function::<extern "C" fn(usize) -> u64>("fake_allocate_two");
         let at = split(BYTES / 2);
         let (gpu, host) = (GpuNode::of(at, 1, BYTES), Node::new(0, BYTES));
-        host.connect(&Address { addr: at, ..gpu.node.address() }, &Terms::default());
-        gpu.node.connect(&host.address(), &Terms::default());
+        host.connect(&Address { addr: at, ..gpu.node.address() }, &TERMS);
+        gpu.node.connect(&host.address(), &TERMS);
         let mut host = host;
         host.memory.copy_from_slice(&pattern(BYTES, 4));
         let to = (at, u64::from(gpu.node.key()));
-        host.send(Work { sges: &[host.sge(0, BYTES)], to, ..Work::default() });
+        host.send(Work { sges: &[host.sge(0, BYTES)], to, ..WORK });
         assert_eq!(host.next().status, OK);
         let want = pattern(BYTES, 4);
         let half = BYTES / 2;
@@ -481,11 +458,11 @@ fn an_address_that_is_registered_again_is_the_new_memory() {
             if round == 1 {
                 old.clear();
             }
-            host.connect(&Address { addr: at, ..gpu.node.address() }, &Terms::default());
-            gpu.node.connect(&host.address(), &Terms::default());
+            host.connect(&Address { addr: at, ..gpu.node.address() }, &TERMS);
+            gpu.node.connect(&host.address(), &TERMS);
             host.memory.copy_from_slice(&pattern(4096, round));
             let to = (at, u64::from(gpu.node.key()));
-            host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+            host.send(Work { sges: &[host.sge(0, 4096)], to, ..WORK });
             assert_eq!(host.next().status, OK);
             assert!(driver.bytes(at, 4096) == pattern(4096, round), "round {round}");
             if round == 0 {
@@ -507,11 +484,11 @@ fn an_allocation_stays_as_long_as_a_region_lies_in_it() {
             let (first, second, mut host) =
                 (GpuNode::of(at, 1, 4096), GpuNode::of(at, 1, 8192), Node::new(0, 4096));
             first.node.close();
-            host.connect(&second.address(), &Terms::default());
-            second.node.connect(&host.address(), &Terms::default());
+            host.connect(&second.address(), &TERMS);
+            second.node.connect(&host.address(), &TERMS);
             host.memory.copy_from_slice(&pattern(4096, 7));
             let to = (at, u64::from(second.node.key()));
-            host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+            host.send(Work { sges: &[host.sge(0, 4096)], to, ..WORK });
             assert_eq!(host.next().status, OK);
             assert!(driver.bytes(at, 4096) == pattern(4096, 7));
         }
@@ -553,12 +530,12 @@ fn a_helper_that_has_ended_is_told() {
     with(require!(helper())).alone(|| {
         let driver = Driver::load();
         let (gpu, host) = (GpuNode::new(&driver, 1, 4096), Node::new(0, 4096));
-        host.connect(&Address { addr: gpu.at, ..gpu.node.address() }, &Terms::default());
-        gpu.node.connect(&host.address(), &Terms::default());
+        host.connect(&Address { addr: gpu.at, ..gpu.node.address() }, &TERMS);
+        gpu.node.connect(&host.address(), &TERMS);
         // SAFETY: the process that this one has had started.
         assert_eq!(unsafe { libc::kill(helper_of_this_process(), libc::SIGKILL) }, 0);
         let to = (gpu.at, u64::from(gpu.node.key()));
-        host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+        host.send(Work { sges: &[host.sge(0, 4096)], to, ..WORK });
         assert_eq!(host.next().status, REM_OP);
         for at in [driver.allocate(4096), gpu.at] {
             assert!(ibv_reg_mr(gpu.node.pd, at as Ptr, 4096, ALL_ACCESS).is_null());

@@ -2,18 +2,14 @@
 //! the short form. Each lies at the end of a page that nothing follows, so one byte too many is a
 //! SIGSEGV of the child.
 
-use std::mem::transmute_copy;
-use std::ptr;
-
 use crate::common::guard::AtPageEnd;
-use crate::common::node::{Terms, Work, empty_init, local_pair, open, rtr, rts};
-use crate::common::verbs::*;
-use testkit::softrnic::Softrnic;
+use crate::common::prelude::*;
+use std::mem::transmute_copy;
 
 #[test]
 fn send_and_receive_requests_of_the_short_form() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(4096, &Terms::default());
+        let (a, b) = local_pair(4096, &TERMS);
         let sge = AtPageEnd::new(a.sge(0, 8));
         for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
             let no_sges = AtPageEnd::new(b.sge(0, 64));
@@ -46,9 +42,9 @@ fn send_and_receive_requests_of_the_short_form() {
 #[test]
 fn completions_fill_no_more_than_their_array() {
     Softrnic::new().alone(|| {
-        let (a, _b) = local_pair(4096, &Terms::default());
+        let (a, _b) = local_pair(4096, &TERMS);
         for _ in 0..5 {
-            a.send(Work::default());
+            a.send(WORK);
         }
         let array = AtPageEnd::new([Wc::default(); 3]);
         assert_eq!(poll_cq(a.cq, 3, array.as_ptr().cast()), 3);
@@ -60,15 +56,15 @@ fn completions_fill_no_more_than_their_array() {
 #[test]
 fn qp_attributes_of_136_bytes() {
     Softrnic::new().alone(|| {
-        let a = crate::common::node::Node::new(0, 64);
-        let terms = Terms::default();
-        let init = AtPageEnd::new(QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() });
+        let a = Node::new(0, 64);
+        let terms = TERMS;
+        let init = AtPageEnd::new(QpAttr { state: INIT, port: 1, access: 7, ..ATTR });
         assert_eq!(ibv_modify_qp(a.qp, init.as_ptr(), INIT_MASK), 0);
         let attr = AtPageEnd::new(rtr(&a.address(), &terms));
         assert_eq!(ibv_modify_qp(a.qp, attr.as_ptr(), RTR_MASK), 0);
         let attr = AtPageEnd::new(rts(a.psn, &terms));
         assert_eq!(ibv_modify_qp(a.qp, attr.as_ptr(), RTS_MASK), 0);
-        let out = AtPageEnd::new(QpAttr::default());
+        let out = AtPageEnd::new(ATTR);
         let made = AtPageEnd::new([0u8; 64]);
         assert_eq!(ibv_query_qp(a.qp, out.as_ptr(), -1, made.as_ptr().cast()), 0);
         let got = out.get();
@@ -77,17 +73,16 @@ fn qp_attributes_of_136_bytes() {
             (RTS, a.qpn(), a.psn, terms.timeout)
         );
         assert_eq!((got.path_mtu, got.access, got.rnr_retry), (5, 7, 7));
-        assert_eq!(made.get()[32..36], crate::common::node::CAP.max_send_wr.to_ne_bytes());
+        assert_eq!(made.get()[32..36], CAP.max_send_wr.to_ne_bytes());
     });
 }
 
 #[test]
 fn qp_init_attributes_of_64_bytes() {
     Softrnic::new().alone(|| {
-        let a = crate::common::node::Node::new(0, 64);
+        let a = Node::new(0, 64);
         let mut init = empty_init();
-        (init.send_cq, init.recv_cq, init.qp_type, init.cap) =
-            (a.cq, a.cq, 2, crate::common::node::CAP);
+        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (a.cq, a.cq, 2, CAP);
         // SAFETY: plain data of 64 bytes.
         let bytes = AtPageEnd::new(unsafe { transmute_copy::<QpInit, [u64; 8]>(&init) });
         let qp = ibv_create_qp(a.pd, bytes.as_ptr().cast());

@@ -1,25 +1,15 @@
 //! The QP state machine, and limits of queues and tables.
 
-use std::ptr;
-use std::time::Duration;
-
-use testkit::Peer;
-use testkit::side::enter;
-use testkit::softrnic::Softrnic;
-
-use crate::common::node::{
-    Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, modify, rtr, rts,
-    to_state,
-};
-use crate::common::verbs::*;
+use crate::common::prelude::*;
 use crate::drivers::{LIST, Look, Looked, PART, compare_rows, port_speed, speed, table};
+use testkit::side::enter;
 
 #[test]
 fn every_required_attribute_is_required() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let terms = Terms::default();
-        let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
+        let terms = TERMS;
+        let init = QpAttr { state: INIT, port: 1, access: 7, ..ATTR };
         let steps = [
             (init, INIT_MASK),
             (rtr(&node.address(), &terms), RTR_MASK),
@@ -43,7 +33,7 @@ fn every_required_attribute_is_required() {
 fn states_cannot_be_skipped() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let terms = Terms::default();
+        let terms = TERMS;
         assert_eq!(node.to_rtr(&node.address(), &terms), libc::EINVAL);
         assert_eq!(node.to_rts(&terms), libc::EINVAL);
         assert_eq!(node.to_init(7), 0);
@@ -55,11 +45,11 @@ fn states_cannot_be_skipped() {
 fn values_out_of_range_are_refused() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
+        let init = QpAttr { state: INIT, port: 1, access: 7, ..ATTR };
         assert_eq!(modify(node.qp, &QpAttr { port: 2, ..init }, INIT_MASK), libc::EINVAL);
         assert_eq!(modify(node.qp, &QpAttr { pkey_index: 1, ..init }, INIT_MASK), libc::EINVAL);
         assert_eq!(modify(node.qp, &init, INIT_MASK), 0);
-        let good = rtr(&node.address(), &Terms::default());
+        let good = rtr(&node.address(), &TERMS);
         for bad in [
             QpAttr { is_global: 0, ..good },
             QpAttr { sgid_index: 16, ..good },
@@ -85,16 +75,16 @@ fn values_out_of_range_are_refused() {
 fn posting_in_the_wrong_state() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let terms = Terms::default();
+        let terms = TERMS;
         assert_eq!(node.try_recv(1, &[]), libc::EINVAL, "RESET");
-        assert_eq!(node.try_send(Work::default()), libc::EINVAL, "RESET");
+        assert_eq!(node.try_send(WORK), libc::EINVAL, "RESET");
         assert_eq!(node.to_init(7), 0);
         assert_eq!(node.try_recv(1, &[]), 0, "INIT");
-        assert_eq!(node.try_send(Work::default()), libc::EINVAL, "INIT");
+        assert_eq!(node.try_send(WORK), libc::EINVAL, "INIT");
         assert_eq!(node.to_rtr(&node.address(), &terms), 0);
-        assert_eq!(node.try_send(Work::default()), libc::EINVAL, "RTR");
+        assert_eq!(node.try_send(WORK), libc::EINVAL, "RTR");
         assert_eq!(node.to_rts(&terms), 0);
-        assert_eq!(node.try_send(Work::default()), 0, "RTS");
+        assert_eq!(node.try_send(WORK), 0, "RTS");
     });
 }
 
@@ -102,11 +92,11 @@ fn posting_in_the_wrong_state() {
 fn error_state_flushes_both_queues() {
     Softrnic::new().alone(|| {
         // The peer has no receive, so the first request waits and the second stays behind it.
-        let (a, _b) = local_pair(64, &Terms::default());
+        let (a, _b) = local_pair(64, &TERMS);
         a.recv(10, &[]);
         a.recv(11, &[]);
-        a.send(Work { id: 20, opcode: SEND, ..Work::default() });
-        a.send(Work { id: 21, flags: 0, ..Work::default() });
+        a.send(Work { id: 20, opcode: SEND, ..WORK });
+        a.send(Work { id: 21, flags: 0, ..WORK });
         assert!(a.poll().is_none());
         assert_eq!(to_state(a.qp, ERR), 0);
         let mut ids: Vec<_> = (0..4).map(|_| a.next()).map(|wc| (wc.wr_id, wc.status)).collect();
@@ -115,7 +105,7 @@ fn error_state_flushes_both_queues() {
         // What is posted now is flushed at once, signaled or not.
         a.recv(12, &[]);
         assert_eq!((a.next().wr_id, a.poll().is_none()), (12, true));
-        a.send(Work { id: 22, flags: 0, ..Work::default() });
+        a.send(Work { id: 22, flags: 0, ..WORK });
         let wc = a.next();
         assert_eq!((wc.wr_id, wc.status), (22, FLUSH));
     });
@@ -124,18 +114,18 @@ fn error_state_flushes_both_queues() {
 #[test]
 fn reset_discards_silently_and_the_qp_works_again() {
     Softrnic::new().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let (a, b) = local_pair(64, &terms);
         a.recv(10, &[]);
-        a.send(Work { id: 20, ..Work::default() });
-        a.send(Work { id: 21, opcode: SEND, ..Work::default() });
+        a.send(Work { id: 20, ..WORK });
+        a.send(Work { id: 21, opcode: SEND, ..WORK });
         assert_eq!(to_state(a.qp, RESET), 0);
         assert!(a.poll().is_none(), "completion of a reset QP");
         assert_eq!(to_state(b.qp, RESET), 0);
         a.connect(&b.address(), &terms);
         b.connect(&a.address(), &terms);
         b.recv(30, &[]);
-        a.send(Work { id: 31, opcode: SEND, ..Work::default() });
+        a.send(Work { id: 31, opcode: SEND, ..WORK });
         assert_eq!((a.next().wr_id, b.next().wr_id), (31, 30));
         assert!(a.poll().is_none() && b.poll().is_none());
     });
@@ -144,30 +134,30 @@ fn reset_discards_silently_and_the_qp_works_again() {
 #[test]
 fn unsignaled_requests_hold_their_slots() {
     Softrnic::new().alone(|| {
-        let (a, _b) = local_pair(64, &Terms::default());
+        let (a, _b) = local_pair(64, &TERMS);
         for id in 0..u64::from(CAP.max_send_wr) {
             let flags = if id == 9 { SIGNALED } else { 0 };
-            a.send(Work { id, flags, ..Work::default() });
+            a.send(Work { id, flags, ..WORK });
         }
-        assert_eq!(a.try_send(Work::default()), libc::ENOMEM);
-        assert_eq!(a.try_send(Work::default()), libc::ENOMEM, "still");
+        assert_eq!(a.try_send(WORK), libc::ENOMEM);
+        assert_eq!(a.try_send(WORK), libc::ENOMEM, "still");
         assert_eq!(a.next().wr_id, 9);
         for id in 0..10 {
-            a.send(Work { id, flags: 0, ..Work::default() });
+            a.send(Work { id, flags: 0, ..WORK });
         }
-        assert_eq!(a.try_send(Work::default()), libc::ENOMEM, "ten slots, not more");
+        assert_eq!(a.try_send(WORK), libc::ENOMEM, "ten slots, not more");
     });
 }
 
 #[test]
 fn receive_queue_has_its_bound() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         for id in 0..u64::from(CAP.max_recv_wr) {
             b.recv(id, &[]);
         }
         assert_eq!(b.try_recv(99, &[]), libc::ENOMEM);
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!(b.try_recv(99, &[]), libc::ENOMEM, "done, but not polled");
         assert_eq!(b.next().wr_id, 0);
         assert_eq!(b.try_recv(99, &[]), 0);
@@ -177,20 +167,14 @@ fn receive_queue_has_its_bound() {
 #[test]
 fn requests_that_do_not_fit_are_refused() {
     Softrnic::new().alone(|| {
-        let (a, _b) = local_pair(4096, &Terms::default());
+        let (a, _b) = local_pair(4096, &TERMS);
         let five = [a.sge(0, 8); 5];
-        assert_eq!(a.try_send(Work { sges: &five, ..Work::default() }), libc::EINVAL);
+        assert_eq!(a.try_send(Work { sges: &five, ..WORK }), libc::EINVAL);
         assert_eq!(a.try_recv(1, &five), libc::EINVAL);
         let long = [a.sge(0, 65)];
-        assert_eq!(
-            a.try_send(Work { sges: &long, flags: INLINE, ..Work::default() }),
-            libc::EINVAL
-        );
-        assert_eq!(
-            a.try_send(Work { opcode: READ, flags: INLINE, ..Work::default() }),
-            libc::EINVAL
-        );
-        assert_eq!(a.try_send(Work { opcode: BIND_MW, ..Work::default() }), libc::EOPNOTSUPP);
+        assert_eq!(a.try_send(Work { sges: &long, flags: INLINE, ..WORK }), libc::EINVAL);
+        assert_eq!(a.try_send(Work { opcode: READ, flags: INLINE, ..WORK }), libc::EINVAL);
+        assert_eq!(a.try_send(Work { opcode: BIND_MW, ..WORK }), libc::EOPNOTSUPP);
     });
 }
 
@@ -302,7 +286,7 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
         let (a, b) = local_pair(16, &QUICK);
         (1..=8).for_each(|id| b.recv(id, &[]));
         for _ in 0..3 {
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!(a.next().status, OK);
         }
         assert_eq!(to_state(b.qp, ERR), 0);
@@ -312,7 +296,7 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
         // One that is posted now is flushed as well, and nothing gets in.
         b.recv(9, &[]);
         assert_eq!(taken(&b), [(9, FLUSH)]);
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC);
         assert!(b.poll().is_none() && !b.has_event());
     });
@@ -326,7 +310,7 @@ fn receives_that_nobody_has_polled_may_be_dropped() {
         let (a, b) = local_pair(16, &QUICK);
         (1..=4).for_each(|id| b.recv(id, &[]));
         for _ in 0..3 {
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!(a.next().status, OK, "it is acknowledged");
         }
         let first = b.next();
@@ -338,10 +322,9 @@ fn receives_that_nobody_has_polled_may_be_dropped() {
 
 #[test]
 fn a_queue_pair_put_into_error_flushes_its_sends_in_order_behind_its_successes() {
-    let rule = ("SOFTRNIC_FAULTS", "drop message=3 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
+    Softrnic::new().faults("drop message=3 attempts=all").alone(|| {
         let (a, _b) = local_pair(16, &NEVER);
-        (1..=5).for_each(|id| a.send(Work { id, ..Work::default() }));
+        (1..=5).for_each(|id| a.send(Work { id, ..WORK }));
         assert_eq!(to_state(a.qp, ERR), 0);
         assert_eq!(taken(&a), [(1, OK), (2, OK), (3, FLUSH), (4, FLUSH), (5, FLUSH)]);
     });
@@ -357,7 +340,7 @@ fn completions_of_a_queue_pair_that_is_destroyed_are_thrown_away() {
             (1..=4).for_each(|id| node.recv(id, &[]));
         }
         for id in 1..=3 {
-            a.send(Work { id, opcode: SEND, ..Work::default() });
+            a.send(Work { id, opcode: SEND, ..WORK });
         }
         // Completions of both are in one queue.
         assert_eq!(to_state(other.qp, ERR), 0);
@@ -392,7 +375,7 @@ fn a_thousand_connections_leave_nothing_behind() {
         let round = || {
             let (a, b) = local_pair(16, &QUICK);
             (1..=4).for_each(|id| b.recv(id, &[]));
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!((a.next().status, b.next().status), (OK, OK));
             assert_eq!((to_state(a.qp, ERR), to_state(b.qp, ERR)), (0, 0));
             a.close();
@@ -417,18 +400,18 @@ fn a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send() {
         let (c, d) = local_pair(16, &NEVER);
         let (idle, far) = local_pair(16, &QUICK);
         b.recv(1, &[]);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, OK);
-        a.send(Work { id: 2, opcode: SEND, ..Work::default() });
+        a.send(Work { id: 2, opcode: SEND, ..WORK });
         // Both of them towards each other: one with a long timeout, the peer's port is up.
-        c.send(Work { id: 3, ..Work::default() });
-        d.send(Work { id: 4, ..Work::default() });
+        c.send(Work { id: 3, ..WORK });
+        d.send(Work { id: 4, ..WORK });
         assert_eq!(next_event(a.context), (PORT_ERR, 1));
         assert_eq!((a.next().status, a.state()), (RETRY_EXC, ERR), "the sender, after its retries");
         assert_eq!([c.state(), d.state(), idle.state(), far.state(), b.state()], [RTS; 5]);
         assert!(c.poll().is_none() && d.poll().is_none() && b.poll().is_none());
         assert!(!b.has_event(), "the other end is not told");
-        far.send(Work { id: 5, ..Work::default() });
+        far.send(Work { id: 5, ..WORK });
         assert_eq!(
             (far.next().status, far.state(), idle.state()),
             (RETRY_EXC, ERR, RTS),
@@ -462,12 +445,12 @@ fn a_number_may_be_given_out_again_at_once() {
         assert_eq!((to_state(b.qp, ERR), ibv_destroy_qp(b.qp)), (0, 0));
         let next = Node { qp: create_qp(pd, cq, cq, CAP), psn: b.psn, ..b };
         assert_eq!(next.qpn(), number);
-        a.send(Work { id: 7, ..Work::default() });
+        a.send(Work { id: 7, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC, "it is not connected yet");
         // What is sent to the number finds the next queue pair, once that is connected back.
         assert_eq!(to_state(a.qp, RESET), 0);
         a.connect(&next.address(), &Terms { timeout: 14, retry_cnt: 7, ..QUICK });
-        a.send(Work { id: 8, opcode: SEND, ..Work::default() });
+        a.send(Work { id: 8, opcode: SEND, ..WORK });
         assert!(a.poll().is_none());
         next.connect(&a.address(), &QUICK);
         next.recv(2, &[]);
@@ -526,10 +509,10 @@ fn run_survivor(mut socket: Peer, rounds: u64) {
     for _ in 0..rounds {
         assert_eq!(socket.recv::<u8>(), 1);
         let (a, b) = (Node::new(0, 64), Node::new(0, 64));
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         b.recv(1, &[]);
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!((a.next().status, b.next().status), (OK, OK));
         a.close();
         b.close();
@@ -547,7 +530,7 @@ fn deregistration_waits_for_accesses_under_way() {
         // Long enough that the kernel takes it in several steps, looking at the mapping before
         // each.
         const BYTES: usize = 32 << 20;
-        let terms = Terms::default();
+        let terms = TERMS;
         let node = Node::new(side, BYTES);
         let mut seed = 7u64;
         for round in 0..20 {
@@ -555,11 +538,7 @@ fn deregistration_waits_for_accesses_under_way() {
             if side == 0 {
                 let [addr, rkey]: [u64; 2] = socket.recv();
                 let status = loop {
-                    node.send(Work {
-                        sges: &[node.sge(0, BYTES)],
-                        to: (addr, rkey),
-                        ..Work::default()
-                    });
+                    node.send(Work { sges: &[node.sge(0, BYTES)], to: (addr, rkey), ..WORK });
                     let wc = node.next();
                     if wc.status != OK {
                         break wc.status;
@@ -697,13 +676,13 @@ fn one_number_on_two_devices_names_two_queue_pairs() {
         let (a, b, sender) = (Node::new(0, 64), Node::new(1, 64), Node::new(0, 64));
         assert_eq!(a.qpn(), b.qpn(), "the first of each device");
         let to = |node: &Node, peer: Address| {
-            node.connect(&peer, &Terms::default());
+            node.connect(&peer, &TERMS);
             node.recv(3, &[]);
         };
         to(&b, sender.address());
         to(&a, a.address());
-        sender.connect(&b.address(), &Terms::default());
-        sender.send(Work { opcode: SEND, ..Work::default() });
+        sender.connect(&b.address(), &TERMS);
+        sender.send(Work { opcode: SEND, ..WORK });
         assert_eq!((sender.next().status, b.next().status), (OK, OK));
         assert!(a.poll().is_none());
     });
@@ -715,7 +694,7 @@ fn reads_need_room_at_both_ends() {
     Softrnic::new().alone(|| {
         for (ours, theirs, want) in [(1, 1, OK), (0, 1, 2), (1, 0, REM_INV_REQ)] {
             let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-            let terms = Terms::default();
+            let terms = TERMS;
             for (node, peer) in [(&a, &b), (&b, &a)] {
                 assert_eq!(node.to_init(7), 0);
                 let attr = QpAttr { max_dest_rd_atomic: theirs, ..rtr(&peer.address(), &terms) };
@@ -723,8 +702,8 @@ fn reads_need_room_at_both_ends() {
                 let attr = QpAttr { max_rd_atomic: ours, ..rts(node.psn, &terms) };
                 assert_eq!(modify(node.qp, &attr, RTS_MASK), 0);
             }
-            let to = (b.address().addr, b.address().rkey);
-            a.send(Work { opcode: READ, sges: &[a.sge(0, 8)], to, ..Work::default() });
+            let to = b.at(0);
+            a.send(Work { opcode: READ, sges: &[a.sge(0, 8)], to, ..WORK });
             // 2 is LOC_QP_OP_ERR.
             assert_eq!(a.next().status, want, "{ours} and {theirs}");
         }
@@ -735,12 +714,12 @@ fn reads_need_room_at_both_ends() {
 #[test]
 fn a_stale_key_reaches_nothing() {
     Softrnic::new().alone(|| {
-        let (a, mut b) = local_pair(64, &Terms::default());
+        let (a, mut b) = local_pair(64, &TERMS);
         let stale = b.address();
         assert_eq!(ibv_dereg_mr(b.mr), 0);
         b.mr = ibv_reg_mr(b.pd, b.memory.as_mut_ptr().cast(), 64, ALL_ACCESS);
         assert_eq!(u64::from(b.key()) >> 8, stale.rkey >> 8, "the same place");
-        a.send(Work { sges: &[a.sge(0, 8)], to: (stale.addr, stale.rkey), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 8)], to: (stale.addr, stale.rkey), ..WORK });
         assert_eq!(a.next().status, REM_ACCESS);
     });
 }
@@ -749,16 +728,16 @@ fn a_stale_key_reaches_nothing() {
 #[test]
 fn a_region_may_be_wider_than_its_buffer() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(3 * 4096, &Terms::default());
+        let (a, b) = local_pair(3 * 4096, &TERMS);
         let start = b.memory.as_ptr() as usize + 100;
         let (low, high) = (start & !4095, (start + 5000).next_multiple_of(4096));
         let mr = ibv_reg_mr(b.pd, low as Ptr, high - low, ALL_ACCESS);
         assert!(!mr.is_null());
         // SAFETY: a live MR.
         let rkey = u64::from(unsafe { (*mr).rkey });
-        a.send(Work { sges: &[a.sge(0, 5000)], to: (start as u64, rkey), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 5000)], to: (start as u64, rkey), ..WORK });
         assert_eq!(a.next().status, OK);
-        a.send(Work { sges: &[a.sge(0, 9)], to: (high as u64 - 8, rkey), ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 9)], to: (high as u64 - 8, rkey), ..WORK });
         assert_eq!(a.next().status, REM_ACCESS, "but not one byte more");
     });
 }
@@ -772,11 +751,8 @@ fn a_queue_may_have_no_room_at_all() {
         node.qp =
             create_qp(node.pd, node.cq, node.cq, Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP });
         assert!(!node.qp.is_null());
-        node.connect(&node.address(), &Terms::default());
-        assert_eq!(
-            (node.try_send(Work::default()), node.try_recv(1, &[])),
-            (libc::ENOMEM, libc::ENOMEM)
-        );
+        node.connect(&node.address(), &TERMS);
+        assert_eq!((node.try_send(WORK), node.try_recv(1, &[])), (libc::ENOMEM, libc::ENOMEM));
         node.close();
     });
 }

@@ -1,13 +1,9 @@
 //! One side of an exchange: requests of every kind that the verbs offer, over and over, until one
 //! fails.
 
-use std::ptr;
-use std::time::{Duration, Instant};
-
 use super::crash::{Crash, Random, Step};
 use crate::common::channel::Channel;
-use crate::common::node::{Address, CAP, Node, Terms, Work, create_qp, to_state};
-use crate::common::verbs::*;
+use crate::common::prelude::*;
 
 /// 4.096 us x 2^10 x 4 = 17 ms.
 pub(crate) const TERMS: Terms =
@@ -153,7 +149,7 @@ impl Participant {
             let is_inline = opcode == WRITE && len <= 64;
             let flags = if is_inline { SIGNALED | INLINE } else { SIGNALED };
             let to = (peer.addr + 4096, peer.rkey);
-            self.node.send(Work { id: 1, opcode, flags, sges: &sges, to, ..Work::default() });
+            self.node.send(Work { id: 1, opcode, flags, sges: &sges, to, ..WORK });
         }
     }
 
@@ -221,7 +217,7 @@ impl Participant {
             opcode: WRITE_IMM,
             sges: &[self.node.sge(0, 30_000)],
             to,
-            ..Work::default()
+            ..WORK
         });
         self.fetch_add(40_000, peer);
         let mut crash = Crash::none();

@@ -1,25 +1,19 @@
 //! The command line.
 
+use crate::common::extended_cqs::{CqInit, INIT};
+use crate::common::prelude::*;
+use crate::common::{domains, extended_cqs};
+use crate::program::{
+    FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused,
+    softrnic, stat,
+};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
 use testkit::process::this_program;
-use testkit::softrnic::Softrnic;
-use testkit::{Missing, Scratch, require, skipped};
-
-use crate::common::extended_cqs::{CqInit, INIT};
-use crate::common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
-use crate::common::verbs::{library_path, *};
-use crate::common::{domains, extended_cqs};
-use crate::program::{
-    FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused,
-    softrnic,
-};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -63,9 +57,8 @@ fn what_it_says_of_a_wrong_request() {
 #[test]
 fn stat_shows_what_there_is() {
     Softrnic::new().ports(2).alone(|| {
-        let (a, b) = local_pair(4096, &Terms::default());
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let (a, b) = local_pair(4096, &TERMS);
+        let seen = stat();
         let me = std::process::id();
         assert_eq!(seen["processes"][0]["pid"], me);
         assert_eq!(seen["processes"][0]["alive"], true);
@@ -101,15 +94,14 @@ fn stat_shows_what_there_is() {
 #[test]
 fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(8192, &Terms::default());
-        let to = (b.address().addr, b.address().rkey);
+        let (a, b) = local_pair(8192, &TERMS);
+        let to = b.at(0);
         b.recv(1, &[]);
         b.recv(2, &[]);
-        a.send(Work { sges: &[a.sge(0, 5000)], to, opcode: WRITE_IMM, ..Work::default() });
-        a.send(Work { sges: &[a.sge(0, 8)], to, flags: SIGNALED | INLINE, ..Work::default() });
+        a.send(Work { sges: &[a.sge(0, 5000)], to, opcode: WRITE_IMM, ..WORK });
+        a.send(Work { sges: &[a.sge(0, 8)], to, flags: SIGNALED | INLINE, ..WORK });
         assert!(a.poll().is_some() && a.poll().is_some() && a.poll().is_none());
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let of = |device: usize| &seen["devices"][device]["queue_pairs"][0]["work"];
         let sender = of(0);
         let names = [
@@ -149,10 +141,9 @@ fn a_command_takes_as_long_as_the_setting_says() {
     const US: u64 = 3000;
     Softrnic::new().env("SOFTRNIC_COMMAND_US", US).alone(|| {
         let start = Instant::now();
-        let _pair = local_pair(8192, &Terms::default());
+        let _pair = local_pair(8192, &TERMS);
         let took = start.elapsed();
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let commands = seen["processes"][0]["commands"].as_object().expect("by kind");
         let count: u64 = commands.values().map(|count| count.as_u64().expect("a number")).sum();
         assert!(count >= 14, "{commands:?}");
@@ -170,8 +161,7 @@ fn commands_of_two_processes_to_one_card_are_carried_out_one_after_the_other() {
         let _node = Node::new(0, 64);
         peer.barrier();
         let took = start.elapsed();
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let processes = seen["processes"].as_array().expect("both");
         let commands = processes.iter().flat_map(|process| process["commands"].as_object());
         let count: u64 = commands.flat_map(|all| all.values()).filter_map(|one| one.as_u64()).sum();
@@ -187,8 +177,7 @@ fn two_thread_domains_take_one_command_and_one_that_is_gone_leaves_its_place() {
         let node = Node::new(0, 64);
         let allocate = || domains::thread_domain(node.context, 0).expect("a thread domain");
         let commands = || {
-            let seen: serde_json::Value =
-                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen = stat();
             seen["processes"][0]["commands"]["alloc_td"].as_u64()
         };
         let [first, ..] = [(); 3].map(|()| allocate());
@@ -210,18 +199,17 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
         a.cq = extended_cqs::create(a.context, &CqInit { fields: 1, flags: 1, ..INIT })
             .expect("for a single thread");
         a.qp = create_qp(parent, a.cq, a.cq, CAP);
-        a.connect(&b.address(), &Terms::default());
-        b.connect(&a.address(), &Terms::default());
+        a.connect(&b.address(), &TERMS);
+        b.connect(&a.address(), &TERMS);
         a.recv(1, &[]);
-        a.send(Work::default());
-        a.send(Work::default());
+        a.send(WORK);
+        a.send(WORK);
         assert_eq!(extended_cqs::start_poll(a.cq), 0);
         assert_eq!(extended_cqs::next_poll(a.cq), 0);
         extended_cqs::end_poll(a.cq);
         assert_eq!(extended_cqs::start_poll(a.cq), libc::ENOENT);
         let queues = || {
-            let seen: serde_json::Value =
-                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen = stat();
             let device = &seen["devices"][0];
             assert_eq!(seen["processes"][0]["commands"]["alloc_td"], 1);
             (device["queue_pairs"][0].clone(), device["completion_queues"][0].clone())
@@ -250,8 +238,7 @@ fn stat_tells_what_queue_pairs_were_asked_to_have() {
         let node = Node::new(0, 64);
         let asked = Cap { max_send_wr: 100, max_recv_wr: 50, max_inline_data: 32, ..CAP };
         let qp = create_qp(node.pd, node.cq, node.cq, asked);
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let of = |pair: &serde_json::Value| {
             ["sends", "receives", "inline"]
                 .map(|name| pair["capacities"][name].as_u64().expect(name))
@@ -266,18 +253,17 @@ fn stat_tells_what_queue_pairs_were_asked_to_have() {
 fn a_port_remembers_what_went_through_it() {
     Softrnic::new().alone(|| {
         let sent = || {
-            let seen: serde_json::Value =
-                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen = stat();
             let device = &seen["devices"][0];
             let counters = &device["ports"][0]["counters"];
             let qps = device["queue_pairs"].as_array().expect("array").len();
             (qps, counters["messages"].as_u64(), counters["bytes"].as_u64())
         };
         for round in 1..=2 {
-            let (a, b) = local_pair(64, &Terms::default());
-            let to = (b.address().addr, b.address().rkey);
+            let (a, b) = local_pair(64, &TERMS);
+            let to = b.at(0);
             for _ in 0..3 {
-                a.send(Work { sges: &[a.sge(0, 10)], to, ..Work::default() });
+                a.send(Work { sges: &[a.sge(0, 10)], to, ..WORK });
                 assert_eq!(a.next().status, OK);
             }
             assert_eq!(sent(), (1, Some(3 * round), Some(30 * round)));
@@ -291,9 +277,8 @@ fn a_port_remembers_what_went_through_it() {
 #[test]
 fn flows_are_numbered_by_their_ports() {
     Softrnic::new().alone(|| {
-        let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();
-        let seen: serde_json::Value =
-            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &TERMS)).collect();
+        let seen = stat();
         for (flow, (a, b)) in nodes.iter().enumerate() {
             for (device, node) in [a, b].into_iter().enumerate() {
                 let qps = seen["devices"][device]["queue_pairs"].as_array().expect("array");
@@ -492,9 +477,9 @@ fn two_processes_exchange_data() {
     Softrnic::new().pair(|side, mut socket| {
         let mut node = Node::new(side, 4096);
         node.memory.fill(side as u8 + 1);
-        let peer = node.connect_over(&mut socket, &Terms::default());
+        let peer = node.connect_over(&mut socket, &TERMS);
         let sges = [node.sge(0, 2048)];
-        node.send(Work { sges: &sges, to: (peer.addr + 2048, peer.rkey), ..Work::default() });
+        node.send(Work { sges: &sges, to: (peer.addr + 2048, peer.rkey), ..WORK });
         assert_eq!(node.next().status, OK);
         socket.barrier();
         let expected = [side as u8 + 1, 2 - side as u8];

@@ -1,21 +1,14 @@
 //! The command line: which fabric it changes, how it ends, and how it finds what a program needs.
 
+use crate::common::gpu::pattern;
+use crate::common::prelude::*;
+use crate::program::{Folder, control, hold_if_started, softrnic, stat};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::ptr;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
-
 use testkit::process::this_program;
-use testkit::softrnic::Softrnic;
-use testkit::{Peer, wait_until};
-
-use crate::common::gpu::pattern;
-use crate::common::node::{Address, Node, Terms, Work, local_pair, to_state};
-use crate::common::verbs::{library_path, *};
-use crate::program::{Folder, control, hold_if_started, softrnic};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -303,7 +296,7 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
     Softrnic::new().pair(|side, mut socket| {
         enter_sandbox();
         let mut node = Node::new(side, MOST);
-        let peer = node.connect_over(&mut socket, &Terms::default());
+        let peer = node.connect_over(&mut socket, &TERMS);
         for (round, size) in [0, 1, 8, 4096, 524_288, 524_289, MOST].into_iter().enumerate() {
             let data = pattern(size, round);
             if side == 0 {
@@ -315,12 +308,12 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
                     imm: 9,
                     sges: &[node.sge(0, size)],
                     to,
-                    ..Work::default()
+                    ..WORK
                 });
                 assert_eq!(node.next().status, OK);
                 // And back.
                 node.memory[..size].fill(0);
-                node.send(Work { opcode: READ, sges: &[node.sge(0, size)], to, ..Work::default() });
+                node.send(Work { opcode: READ, sges: &[node.sge(0, size)], to, ..WORK });
                 assert_eq!(node.next().status, OK);
                 assert!(node.memory[..size] == data, "{size} bytes read");
             } else {
@@ -337,8 +330,7 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
             socket.barrier();
         }
         if side == 0 {
-            let seen: serde_json::Value =
-                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen = stat();
             let processes = seen["processes"].as_array().expect("list");
             let me =
                 processes.iter().find(|p| p["pid"] == std::process::id()).expect("this process");
@@ -362,14 +354,9 @@ fn a_queue_pair_goes_while_its_message_is_under_way() {
     Softrnic::new().envs(&[STAGED]).alone(|| {
         for round in 0..100 {
             let node = Node::new(0, 4_000_000);
-            node.connect(&node.address(), &Terms::default());
+            node.connect(&node.address(), &TERMS);
             let to = (node.memory.as_ptr() as u64, u64::from(node.key()));
-            node.send(Work {
-                opcode: READ,
-                sges: &[node.sge(2_000_000, 1_900_000)],
-                to,
-                ..Work::default()
-            });
+            node.send(Work { opcode: READ, sges: &[node.sge(2_000_000, 1_900_000)], to, ..WORK });
             if round % 2 == 0 {
                 assert_eq!(to_state(node.qp, RESET), 0);
             }
@@ -381,10 +368,10 @@ fn a_queue_pair_goes_while_its_message_is_under_way() {
 #[test]
 fn a_queue_pair_that_drains_still_receives() {
     Softrnic::new().envs(&[STAGED]).alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         assert_eq!(to_state(a.qp, SQD), 0);
-        let to = (a.address().addr, a.address().rkey);
-        b.send(Work { sges: &[b.sge(0, 8)], to, ..Work::default() });
+        let to = a.at(0);
+        b.send(Work { sges: &[b.sge(0, 8)], to, ..WORK });
         assert_eq!(b.next().status, OK);
     });
 }
@@ -399,7 +386,7 @@ fn another_region_that_goes_disturbs_no_message() {
             assert_eq!(ibv_dereg_mr(node.mr), 0);
             node.mr = ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), 64, 15);
         }
-        let terms = Terms { access: 15, ..Terms::default() };
+        let terms = Terms { access: 15, ..TERMS };
         a.connect(&b.address(), &terms);
         b.connect(&a.address(), &terms);
         let at = [&a, &b].map(|node| node.memory.as_ptr().align_offset(8));
@@ -457,20 +444,16 @@ fn swap_pids(socket: &mut Peer) -> i32 {
 
 fn sends_and_stops(socket: &mut Peer) {
     let node = Node::new(0, 8 << 20);
-    let peer = node.connect_over(socket, &Terms::default());
+    let peer = node.connect_over(socket, &TERMS);
     swap_pids(socket);
-    node.send(Work {
-        sges: &[node.sge(0, 8 << 20)],
-        to: (peer.addr, peer.rkey),
-        ..Work::default()
-    });
+    node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..WORK });
     stop();
 }
 
 /// False: it could only once the peer had been let go on, after a while.
 fn closes_while_the_peer_is_stopped(socket: &mut Peer) -> bool {
     let node = Node::new(1, 8 << 20);
-    node.connect_over(socket, &Terms::default());
+    node.connect_over(socket, &TERMS);
     let pid = swap_pids(socket);
     await_stop(pid);
     let (is_closed, closed) = std::sync::mpsc::channel::<()>();
@@ -512,25 +495,21 @@ fn a_stopped_target_leaves_room_for_others() {
     Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
         let nodes: Vec<Node> = (0..16).map(|_| Node::new(side, 4 << 20)).collect();
         let peers: Vec<Address> =
-            nodes.iter().map(|node| node.connect_over(&mut socket, &Terms::default())).collect();
+            nodes.iter().map(|node| node.connect_over(&mut socket, &TERMS)).collect();
         let pid = swap_pids(&mut socket);
         if side == 1 {
             stop();
         } else {
             await_stop(pid);
-            let (a, b) = local_pair(64, &Terms::default());
+            let (a, b) = local_pair(64, &TERMS);
             for (node, peer) in nodes.iter().zip(&peers) {
                 node.send(Work {
                     sges: &[node.sge(0, 4 << 20)],
                     to: (peer.addr, peer.rkey),
-                    ..Work::default()
+                    ..WORK
                 });
             }
-            a.send(Work {
-                sges: &[a.sge(0, 8)],
-                to: (b.address().addr, b.address().rkey),
-                ..Work::default()
-            });
+            a.send(Work { sges: &[a.sge(0, 8)], to: b.at(0), ..WORK });
             assert_eq!(a.next().status, OK);
             go_on(pid);
         }

@@ -1,20 +1,10 @@
 //! A network that changes while programs use it: ports go down and up, addresses come and go,
 //! devices fail.
 
-use std::ptr;
-use std::time::{Duration, Instant};
-
+use crate::common::prelude::*;
+use crate::program::{control, refused, stat};
 use serde_json::{Value, json};
-use testkit::Peer;
-use testkit::softrnic::Softrnic;
 use testkit::unique::unique_name;
-
-use crate::common::node::{
-    Address, CAP, Node, Terms, Work, connect_ports, create_qp, create_qp_of, empty_init,
-    local_pair, modify, open, rtr, rts, to_state,
-};
-use crate::common::verbs::*;
-use crate::program::{control, refused};
 
 const QUICK: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 /// Gives up after 8.6 s.
@@ -31,7 +21,7 @@ fn a_short_outage_is_survived() {
             let (a, b) = local_pair(64, &PATIENT);
             b.recv(1, &[]);
             control(&["port", port, "down"]);
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert!(a.poll().is_none(), "{port}: nothing gets through");
             control(&["port", port, "up"]);
             assert_eq!((a.next().status, b.next().status), (OK, OK), "{port}");
@@ -46,7 +36,7 @@ fn a_long_outage_ends_in_an_error_of_the_sender_alone() {
         let (a, b) = local_pair(64, &QUICK);
         b.recv(1, &[]);
         control(&["port", "0/1", "down"]);
-        a.send(Work { opcode: SEND, ..Work::default() });
+        a.send(Work { opcode: SEND, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC);
         control(&["port", "0/1", "up"]);
         assert_eq!((a.state(), b.state()), (ERR, RTS));
@@ -134,10 +124,10 @@ fn limits_of_a_port_change_at_once() {
         ]);
         let attr = port_attr(b.context, 1).expect("port");
         assert_eq!((attr.active_mtu, attr.active_speed, attr.active_width), (2, 32, 2));
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { sges: &[a.sge(0, 513)], to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { sges: &[a.sge(0, 513)], to, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC);
-        let seen: Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let port = &seen["devices"][1]["ports"][0];
         assert_eq!(
             (port["latency_ns"].as_u64(), port["bytes_per_second"].as_u64()),
@@ -165,7 +155,7 @@ fn packets_need_their_gid_at_both_ends() {
             connect_ports((&a, 1), (&b, 1), index, &QUICK);
             b.recv(1, &[]);
             control(change);
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!(a.next().status, status, "{index}: {change:?}");
             for (port, last) in [("0/1", "1"), ("1/1", "2")] {
                 let gid = format!("::ffff:10.82.1.{last}");
@@ -197,13 +187,13 @@ fn another_lid_is_another_address() {
             let vector = QpAttr { is_global: 0, dlid: lid(peer), ..rtr(&peer.address(), &QUICK) };
             node.connect_by(&vector, &QUICK).expect("connect");
         }
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, OK);
         let told = refused(&["port", "1/1", "--lid", &lid(&a).to_string()]);
         assert!(told.contains("unused"), "{told}");
         control(&["port", "1/1", "--lid", "77"]);
         assert_eq!((next_event(b.context), lid(&b)), ((LID_CHANGE, 1), 77));
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, RETRY_EXC);
     });
 }
@@ -221,7 +211,7 @@ fn a_failed_device_flushes_and_refuses() {
         assert_eq!(next_event(a.context), (DEVICE_FATAL, 0));
         let flushed = [a.next(), a.next()].map(|wc| (wc.wr_id, wc.status));
         assert_eq!((flushed, a.state()), ([(10, FLUSH), (11, FLUSH)], ERR));
-        a.send(Work { id: 12, ..Work::default() });
+        a.send(Work { id: 12, ..WORK });
         let wc = a.next();
         assert_eq!((wc.wr_id, wc.status), (12, FLUSH));
         assert_eq!(port_attr(a.context, 1).expect("port").state, 1);
@@ -235,14 +225,14 @@ fn a_failed_device_flushes_and_refuses() {
         assert!(ibv_alloc_pd(a.context).is_null() && errno() == Some(libc::EIO));
         assert!(ibv_create_cq(a.context, 1, ptr::null_mut(), ptr::null_mut(), 0).is_null());
         assert_eq!(errno(), Some(libc::EIO));
-        let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
+        let init = QpAttr { state: INIT, port: 1, access: 7, ..ATTR };
         assert_eq!(modify(fresh, &init, INIT_MASK), libc::EIO);
         assert_eq!(
             (to_state(fresh, ERR), to_state(fresh, RESET), to_state(a.qp, RESET)),
             (0, 0, 0)
         );
 
-        b.send(Work { id: 13, opcode: SEND, ..Work::default() });
+        b.send(Work { id: 13, opcode: SEND, ..WORK });
         let wc = b.next();
         assert_eq!((wc.wr_id, wc.status), (13, RETRY_EXC), "no answer");
         assert!(refused(&["port", "0/1", "up"]).contains("failed"));
@@ -260,7 +250,7 @@ const DELAYED_QUICK: Terms =
 fn counted() -> Value {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let seen: Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen = stat();
         let delayed = &seen["devices"][0]["ports"][0]["delayed"];
         let number = |value: &Value| value.as_u64().expect("a number");
         let dropped =
@@ -274,14 +264,13 @@ fn counted() -> Value {
 
 /// Sends a write from `a` to `b`'s memory, which is always lost; and delayed by a rule.
 fn write(a: &Node, b: &Address, key: u64) {
-    a.send(Work { sges: &[a.sge(0, 16)], to: (b.addr, key), ..Work::default() });
+    a.send(Work { sges: &[a.sge(0, 16)], to: (b.addr, key), ..WORK });
     assert_eq!(a.next().status, RETRY_EXC);
 }
 
 #[test]
 fn what_becomes_of_delayed_packets_is_counted() {
-    let rules = ("SOFTRNIC_FAULTS", "late=1ms message=1; drop message=1 attempts=all");
-    Softrnic::new().envs(&[rules]).alone(|| {
+    Softrnic::new().faults("late=1ms message=1; drop message=1 attempts=all").alone(|| {
         let sent: Vec<_> = (0..6).map(|_| local_pair(16, &DELAYED_QUICK)).collect();
         assert!(!control(&["stat"]).contains("delayed packets"), "nothing is said where there is nothing");
         let (psn_here, psn_there) = (Node::new(0, 16), Node::new(1, 16));
@@ -318,11 +307,11 @@ const TIMEOUT: i32 = 1 << 9;
 
 /// To SQD, with the event asked for.
 fn drain(node: &Node) -> i32 {
-    modify(node.qp, &QpAttr { state: SQD, drain: [1, 0], ..QpAttr::default() }, 1 | NOTIFY)
+    modify(node.qp, &QpAttr { state: SQD, drain: [1, 0], ..ATTR }, 1 | NOTIFY)
 }
 
 fn query(node: &Node) -> QpAttr {
-    let (mut attr, mut init) = (QpAttr::default(), empty_init());
+    let (mut attr, mut init) = (ATTR, empty_init());
     assert_eq!(ibv_query_qp(node.qp, &mut attr, -1, &mut init), 0);
     assert_eq!(init.cap, CAP);
     attr
@@ -331,18 +320,15 @@ fn query(node: &Node) -> QpAttr {
 #[test]
 fn what_is_under_way_is_finished_and_nothing_begun() {
     Softrnic::new().alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+        let (a, b) = local_pair(64, &TERMS);
         // No receive is there yet: this one is sent again and again.
-        a.send(Work { id: 1, opcode: SEND, ..Work::default() });
-        a.send(Work { id: 2, ..Work::default() });
+        a.send(Work { id: 1, opcode: SEND, ..WORK });
+        a.send(Work { id: 2, ..WORK });
         assert_eq!(drain(&a), 0);
         assert_eq!((a.state(), query(&a).drain), (SQD, [0, 1]), "draining");
         // Another attribute changes meanwhile; the event is still wanted.
-        assert_eq!(
-            modify(a.qp, &QpAttr { state: SQD, timeout: 12, ..QpAttr::default() }, 1 | TIMEOUT),
-            0
-        );
-        a.send(Work { id: 3, ..Work::default() });
+        assert_eq!(modify(a.qp, &QpAttr { state: SQD, timeout: 12, ..ATTR }, 1 | TIMEOUT), 0);
+        a.send(Work { id: 3, ..WORK });
         assert!(!has_event(a.context, 20), "not drained yet");
         b.recv(10, &[]);
         assert_eq!((a.next().wr_id, b.next().wr_id), (1, 10));
@@ -350,7 +336,7 @@ fn what_is_under_way_is_finished_and_nothing_begun() {
         assert_eq!(query(&a).drain, [0, 0]);
         // It still receives.
         a.recv(11, &[]);
-        b.send(Work { id: 12, opcode: SEND, ..Work::default() });
+        b.send(Work { id: 12, opcode: SEND, ..WORK });
         assert_eq!((b.next().wr_id, a.next().wr_id), (12, 11));
         assert!(a.next_within(Duration::from_millis(20)).is_none(), "stopped");
         assert_eq!(to_state(a.qp, RTS), 0);
@@ -362,13 +348,13 @@ fn what_is_under_way_is_finished_and_nothing_begun() {
 #[test]
 fn an_idle_queue_is_drained_at_once_and_told_if_asked() {
     Softrnic::new().alone(|| {
-        let (a, _b) = local_pair(64, &Terms::default());
+        let (a, _b) = local_pair(64, &TERMS);
         assert_eq!(to_state(a.qp, SQD), 0);
         assert!(!has_event(a.context, 50), "not asked for");
         assert_eq!(to_state(a.qp, RTS), 0);
         assert_eq!(drain(&a), 0);
         assert_eq!(next_event(a.context).0, SQ_DRAINED);
-        a.send(Work { id: 1, ..Work::default() });
+        a.send(Work { id: 1, ..WORK });
         assert_eq!(to_state(a.qp, ERR), 0);
         assert_eq!(a.next().status, FLUSH);
     });
@@ -377,9 +363,9 @@ fn an_idle_queue_is_drained_at_once_and_told_if_asked() {
 #[test]
 fn masks_of_the_rarer_transitions() {
     Softrnic::new().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-        let to = |state| QpAttr { state, ..QpAttr::default() };
+        let to = |state| QpAttr { state, ..ATTR };
         assert_eq!(to_state(a.qp, SQD), libc::EINVAL, "from RESET");
         assert_eq!(a.to_init(7), 0);
         assert_eq!(to_state(a.qp, SQD), libc::EINVAL, "from INIT");
@@ -400,7 +386,7 @@ fn masks_of_the_rarer_transitions() {
         assert_eq!(modify(a.qp, &to(SQD), 1 | ACCESS), libc::EINVAL);
         assert_eq!(modify(a.qp, &to(SQE), 1), libc::EINVAL, "RC has no SQE");
         assert_eq!(drain(&a), 0);
-        let longer = QpAttr { state: SQD, timeout: 19, ..QpAttr::default() };
+        let longer = QpAttr { state: SQD, timeout: 19, ..ATTR };
         assert_eq!(modify(a.qp, &longer, 1 | TIMEOUT), 0);
         assert_eq!(modify(a.qp, &QpAttr { timeout: 32, ..longer }, 1 | TIMEOUT), libc::EINVAL);
         assert_eq!(modify(a.qp, &longer, 1 | 1 << 16), libc::EINVAL, "SQ_PSN");
@@ -417,7 +403,7 @@ fn masks_of_the_rarer_transitions() {
 #[test]
 fn a_drained_queue_may_be_led_elsewhere() {
     Softrnic::new().ports(2).alone(|| {
-        let terms = Terms { timeout: 8, retry_cnt: 1, ..Terms::default() };
+        let terms = Terms { timeout: 8, retry_cnt: 1, ..TERMS };
         let (a, b) = local_pair(64, &terms);
         for (node, peer) in [(&a, &b), (&b, &a)] {
             assert_eq!(to_state(node.qp, SQD), 0);
@@ -433,7 +419,7 @@ fn a_drained_queue_may_be_led_elsewhere() {
             assert_eq!(to_state(node.qp, RTS), 0);
         }
         control(&["port", "0/1", "down"]);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, OK, "by the second ports");
     });
 }
@@ -441,7 +427,7 @@ fn a_drained_queue_may_be_led_elsewhere() {
 #[test]
 fn an_error_of_uc_stops_its_send_queue_only() {
     Softrnic::new().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let mut nodes = [Node::new(0, 64), Node::new(1, 64)];
         for node in &mut nodes {
             assert_eq!(ibv_destroy_qp(node.qp), 0);
@@ -455,16 +441,16 @@ fn an_error_of_uc_stops_its_send_queue_only() {
         }
         a.recv(10, &[]);
         let bad = Sge { lkey: a.key() ^ 0xff, ..a.sge(0, 8) };
-        a.send(Work { id: 1, opcode: SEND, sges: &[bad], ..Work::default() });
-        a.send(Work { id: 2, flags: 0, ..Work::default() });
+        a.send(Work { id: 1, opcode: SEND, sges: &[bad], ..WORK });
+        a.send(Work { id: 2, flags: 0, ..WORK });
         let ended = [a.next(), a.next()].map(|wc| (wc.wr_id, wc.status));
         assert_eq!((ended, a.state()), ([(1, LOC_PROT), (2, FLUSH)], SQE));
-        b.send(Work { id: 20, opcode: SEND, ..Work::default() });
+        b.send(Work { id: 20, opcode: SEND, ..WORK });
         assert_eq!((a.next().wr_id, a.state()), (10, SQE), "it still receives");
-        assert_eq!(modify(a.qp, &QpAttr { state: SQD, ..QpAttr::default() }, 1), libc::EINVAL);
+        assert_eq!(modify(a.qp, &QpAttr { state: SQD, ..ATTR }, 1), libc::EINVAL);
         assert_eq!(to_state(a.qp, RTS), 0);
         b.recv(11, &[]);
-        a.send(Work { id: 3, opcode: SEND, ..Work::default() });
+        a.send(Work { id: 3, opcode: SEND, ..WORK });
         let wc = a.next();
         assert_eq!((wc.wr_id, wc.status), (3, OK));
         let ids = [b.next().wr_id, b.next().wr_id];
@@ -475,19 +461,19 @@ fn an_error_of_uc_stops_its_send_queue_only() {
 #[test]
 fn the_first_message_establishes_communication() {
     Softrnic::new().alone(|| {
-        let terms = Terms::default();
+        let terms = TERMS;
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         a.connect(&b.address(), &terms);
         assert_eq!((b.to_init(7), b.to_rtr(&a.address(), &terms)), (0, 0));
         for id in [1, 2] {
             b.recv(id, &[]);
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
             assert_eq!((a.next().status, b.next().wr_id), (OK, id));
         }
         assert_eq!(next_event(b.context), (COMM_EST, b.qp as usize));
         assert!(!has_event(b.context, 50), "once");
         assert_eq!(b.to_rts(&terms), 0);
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, OK);
         assert!(!has_event(b.context, 50) && !has_event(a.context, 0), "in RTS it is no news");
         a.close();
@@ -512,7 +498,7 @@ fn a_query_says_what_was_set_and_how_far_it_has_come() {
             (seen.max_rd_atomic, seen.max_dest_rd_atomic, seen.port, seen.cap),
             (1, 1, 1, CAP)
         );
-        a.send(Work::default());
+        a.send(WORK);
         assert_eq!(a.next().status, OK);
         let next = |psn| (psn + 1) & 0xff_ffff;
         assert_eq!((query(&a).sq_psn, query(&b).rq_psn), (next(a.psn), next(a.psn)));
@@ -526,12 +512,12 @@ fn a_query_says_what_was_set_and_how_far_it_has_come() {
 fn rules_write(a: &mut Node, b: &Node, id: u64, value: u8) {
     a.memory[..16].fill(value);
     let sges = [a.sge(0, 16)];
-    a.send(Work { id, sges: &sges, to: (b.address().addr, b.address().rkey), ..Work::default() });
+    a.send(Work { id, sges: &sges, to: b.at(0), ..WORK });
 }
 
 /// What `local_pair` gives in a process with these rules, and what became of `count` writes.
 fn statuses(count: u64) -> (Node, Node, Vec<u32>) {
-    let (mut a, b) = local_pair(64, &Terms::default());
+    let (mut a, b) = local_pair(64, &TERMS);
     for id in 0..count {
         rules_write(&mut a, &b, id, id as u8 + 1);
     }
@@ -553,8 +539,7 @@ fn a_lost_message_is_sent_again() {
 
 #[test]
 fn a_message_that_is_always_lost_fails_and_is_not_delivered() {
-    let rule = ("SOFTRNIC_FAULTS", "drop message=2 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
+    Softrnic::new().faults("drop message=2 attempts=all").alone(|| {
         let (_a, b, seen) = statuses(3);
         assert_eq!((seen, b.memory[0], b.state()), (vec![OK, RETRY_EXC, FLUSH], 1, RTS));
     });
@@ -563,15 +548,14 @@ fn a_message_that_is_always_lost_fails_and_is_not_delivered() {
 /// The data is there, the receive is complete, and the sender's request fails.
 #[test]
 fn a_lost_acknowledgement_leaves_the_data_delivered() {
-    let rule = ("SOFTRNIC_FAULTS", "drop-ack attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+    Softrnic::new().faults("drop-ack attempts=all").alone(|| {
+        let (mut a, b) = local_pair(64, &TERMS);
         b.recv(7, &[]);
         b.recv(8, &[]);
         a.memory[..16].fill(9);
         let sges = [a.sge(0, 16)];
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { opcode: WRITE_IMM, imm: 5, sges: &sges, to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { opcode: WRITE_IMM, imm: 5, sges: &sges, to, ..WORK });
         let got = b.next();
         assert_eq!((got.wr_id, got.status, got.imm, b.memory[0]), (7, OK, 5, 9));
         assert_eq!((a.next().status, a.state(), b.state()), (RETRY_EXC, ERR, RTS));
@@ -581,13 +565,12 @@ fn a_lost_acknowledgement_leaves_the_data_delivered() {
 
 #[test]
 fn a_message_whose_first_acknowledgement_is_lost_counts_once() {
-    let rule = ("SOFTRNIC_FAULTS", "drop-ack message=1");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (a, b) = local_pair(64, &Terms::default());
+    Softrnic::new().faults("drop-ack message=1").alone(|| {
+        let (a, b) = local_pair(64, &TERMS);
         b.recv(7, &[]);
         b.recv(8, &[]);
         for imm in [1, 2] {
-            a.send(Work { opcode: SEND_IMM, imm, ..Work::default() });
+            a.send(Work { opcode: SEND_IMM, imm, ..WORK });
             assert_eq!(a.next().status, OK);
         }
         let seen = [b.next(), b.next()].map(|wc| (wc.wr_id, wc.imm));
@@ -597,13 +580,12 @@ fn a_message_whose_first_acknowledgement_is_lost_counts_once() {
 
 #[test]
 fn a_responder_that_is_never_ready_exhausts_the_retries() {
-    let rule = ("SOFTRNIC_FAULTS", "rnr opcode=send message=2 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (a, b) = local_pair(64, &Terms { rnr_retry: 2, ..Terms::default() });
+    Softrnic::new().faults("rnr opcode=send message=2 attempts=all").alone(|| {
+        let (a, b) = local_pair(64, &Terms { rnr_retry: 2, ..TERMS });
         b.recv(1, &[]);
         b.recv(2, &[]);
         for _ in 0..2 {
-            a.send(Work { opcode: SEND, ..Work::default() });
+            a.send(Work { opcode: SEND, ..WORK });
         }
         assert_eq!([a.next().status, a.next().status], [OK, RNR_EXC]);
         assert_eq!(b.next().wr_id, 1);
@@ -614,7 +596,7 @@ fn a_responder_that_is_never_ready_exhausts_the_retries() {
 #[test]
 fn one_bit_of_the_data_turns() {
     Softrnic::new().faults("corrupt message=2").alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         for (message, wrong_bits) in [(1u8, 0), (2, 1), (3, 0)] {
             rules_write(&mut a, &b, 1, message);
             assert_eq!(a.next().status, OK);
@@ -641,9 +623,8 @@ fn failures_at_either_end_have_their_statuses() {
 
 #[test]
 fn an_overrun_on_demand_kills_the_queue_and_its_queue_pairs() {
-    let rule = ("SOFTRNIC_FAULTS", "cq-overrun message=1");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+    Softrnic::new().faults("cq-overrun message=1").alone(|| {
+        let (mut a, b) = local_pair(64, &TERMS);
         rules_write(&mut a, &b, 1, 1);
         let mut event = AsyncEvent::default();
         assert_eq!(ibv_get_async_event(a.context, &mut event), 0);
@@ -662,12 +643,12 @@ fn a_late_write_lands_after_its_sender_is_gone() {
     let rule = ("SOFTRNIC_FAULTS", "late=100ms message=1; drop message=1 attempts=all");
     let env = [rule, ("SOFTRNIC_TIME_SCALE", "0.001")];
     Softrnic::new().envs(&env).alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         b.recv(3, &[]);
         a.memory[..16].fill(7);
         let sges = [a.sge(0, 16)];
-        let to = (b.address().addr, b.address().rkey);
-        a.send(Work { opcode: WRITE_IMM, imm: 1, sges: &sges, to, ..Work::default() });
+        let to = b.at(0);
+        a.send(Work { opcode: WRITE_IMM, imm: 1, sges: &sges, to, ..WORK });
         assert_eq!(a.next().status, RETRY_EXC);
         assert_eq!(to_state(a.qp, RESET), 0);
         a.memory.fill(0);
@@ -679,9 +660,8 @@ fn a_late_write_lands_after_its_sender_is_gone() {
 /// But not when the responder has moved on.
 #[test]
 fn a_late_write_is_thrown_away_once_its_number_has_passed() {
-    let rule = ("SOFTRNIC_FAULTS", "late=50ms message=1");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (mut a, b) = local_pair(64, &Terms { timeout: 8, ..Terms::default() });
+    Softrnic::new().faults("late=50ms message=1").alone(|| {
+        let (mut a, b) = local_pair(64, &Terms { timeout: 8, ..TERMS });
         for value in [1, 2] {
             rules_write(&mut a, &b, 1, value);
             assert_eq!(a.next().status, OK);
@@ -693,44 +673,42 @@ fn a_late_write_is_thrown_away_once_its_number_has_passed() {
 
 #[test]
 fn calls_fail_as_often_as_asked() {
-    let rules = (
-        "SOFTRNIC_FAULTS",
-        "modify-qp=ETIMEDOUT times=2; reg-mr=ENOMEM message=3 device=softrnic1",
-    );
-    Softrnic::new().envs(&[rules]).alone(|| {
-        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-        assert_eq!(a.to_init(7), 0);
-        let outcomes = [(); 3].map(|()| a.to_rtr(&b.address(), &Terms::default()));
-        assert_eq!(outcomes, [libc::ETIMEDOUT, libc::ETIMEDOUT, 0]);
-        let mut memory = [0u8; 64];
-        let mut register =
-            |node: &Node| !ibv_reg_mr(node.pd, memory.as_mut_ptr().cast(), 64, 7).is_null();
-        assert!(register(&a) && register(&a) && register(&a));
-        assert_eq!([register(&b), register(&b), register(&b)], [true, false, true]);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
-    });
+    Softrnic::new()
+        .faults("modify-qp=ETIMEDOUT times=2; reg-mr=ENOMEM message=3 device=softrnic1")
+        .alone(|| {
+            let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+            assert_eq!(a.to_init(7), 0);
+            let outcomes = [(); 3].map(|()| a.to_rtr(&b.address(), &TERMS));
+            assert_eq!(outcomes, [libc::ETIMEDOUT, libc::ETIMEDOUT, 0]);
+            let mut memory = [0u8; 64];
+            let mut register =
+                |node: &Node| !ibv_reg_mr(node.pd, memory.as_mut_ptr().cast(), 64, 7).is_null();
+            assert!(register(&a) && register(&a) && register(&a));
+            assert_eq!([register(&b), register(&b), register(&b)], [true, false, true]);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
+        });
 }
 
 #[test]
 fn calls_of_some_numbers_fail() {
-    let rules = ("SOFTRNIC_FAULTS", "poll-cq=EIO message=3.. every=2 times=2 device=softrnic1");
-    Softrnic::new().envs(&[rules]).alone(|| {
-        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-        let poll = |node: &Node| poll_cq(node.cq, 1, &mut Wc::default());
-        assert_eq!([(); 5].map(|()| poll(&a)), [0; 5]);
-        assert_eq!([(); 3].map(|()| poll(&b)), [0, 0, -libc::EIO]);
-        let rules = control(&["inject"]);
-        assert!(rules.contains("applied 1"), "{rules}");
-        assert_eq!([(); 5].map(|()| poll(&b)), [0, -libc::EIO, 0, 0, 0]);
-        let rules = control(&["inject"]);
-        assert!(rules.contains("applied 2"), "{rules}");
-    });
+    Softrnic::new().faults("poll-cq=EIO message=3.. every=2 times=2 device=softrnic1").alone(
+        || {
+            let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+            let poll = |node: &Node| poll_cq(node.cq, 1, &mut Wc::default());
+            assert_eq!([(); 5].map(|()| poll(&a)), [0; 5]);
+            assert_eq!([(); 3].map(|()| poll(&b)), [0, 0, -libc::EIO]);
+            let rules = control(&["inject"]);
+            assert!(rules.contains("applied 1"), "{rules}");
+            assert_eq!([(); 5].map(|()| poll(&b)), [0, -libc::EIO, 0, 0, 0]);
+            let rules = control(&["inject"]);
+            assert!(rules.contains("applied 2"), "{rules}");
+        },
+    );
 }
 
 #[test]
 fn calls_fail_until_the_time_of_their_rule_is_over() {
-    let rules = ("SOFTRNIC_FAULTS", "poll-cq=EIO for=100ms");
-    Softrnic::new().envs(&[rules]).alone(|| {
+    Softrnic::new().faults("poll-cq=EIO for=100ms").alone(|| {
         let node = Node::new(0, 64);
         let poll = || poll_cq(node.cq, 1, &mut Wc::default());
         assert_eq!(poll(), -libc::EIO);
@@ -744,7 +722,7 @@ fn calls_fail_until_the_time_of_their_rule_is_over() {
 #[test]
 fn a_delay_holds_up_what_is_behind_it() {
     Softrnic::new().faults("delay=80ms message=2").alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         let begin = Instant::now();
         for id in 1..=3 {
             rules_write(&mut a, &b, id, id as u8);
@@ -764,13 +742,9 @@ fn a_delay_holds_up_what_is_behind_it() {
 fn packets_that_are_too_large_are_lost_and_others_arrive() {
     Softrnic::new().faults("drop larger=1024 attempts=all").alone(|| {
         for (bytes, status) in [(0, OK), (1024, OK), (1025, RETRY_EXC), (8192, RETRY_EXC)] {
-            let (a, b) = local_pair(8192, &Terms::default());
+            let (a, b) = local_pair(8192, &TERMS);
             let sges = [a.sge(0, bytes)];
-            a.send(Work {
-                sges: &sges,
-                to: (b.address().addr, b.address().rkey),
-                ..Work::default()
-            });
+            a.send(Work { sges: &sges, to: b.at(0), ..WORK });
             assert_eq!(a.next().status, status, "{bytes} bytes");
         }
     });
@@ -780,7 +754,7 @@ fn packets_that_are_too_large_are_lost_and_others_arrive() {
 #[test]
 fn rules_can_be_changed_from_outside() {
     Softrnic::new().alone(|| {
-        let (mut a, b) = local_pair(64, &Terms::default());
+        let (mut a, b) = local_pair(64, &TERMS);
         let mut value = 0;
         let mut wrong_bits = || {
             value += 1;
@@ -821,11 +795,11 @@ fn rules_can_be_changed_from_outside() {
 /// 300 messages each way.
 fn exchange(side: usize, mut socket: Peer) {
     let node = Node::new(side, 64);
-    node.connect_over(&mut socket, &Terms { timeout: 1, retry_cnt: 7, ..Terms::default() });
+    node.connect_over(&mut socket, &Terms { timeout: 1, retry_cnt: 7, ..TERMS });
     for id in 0..300 {
         node.recv(id, &[]);
         socket.barrier();
-        node.send(Work { opcode: SEND, ..Work::default() });
+        node.send(Work { opcode: SEND, ..WORK });
         assert_eq!([node.next().status, node.next().status], [OK, OK]);
     }
     socket.barrier();
@@ -859,14 +833,13 @@ fn the_same_seed_gives_the_same_faults() {
 
 #[test]
 fn a_rule_that_comes_behind_one_for_others_applies_at_once() {
-    let rule = ("SOFTRNIC_FAULTS", "drop flow=99 attempts=all");
-    Softrnic::new().envs(&[rule]).alone(|| {
-        let (a, _b) = local_pair(16, &Terms { timeout: 7, retry_cnt: 1, ..Terms::default() });
+    Softrnic::new().faults("drop flow=99 attempts=all").alone(|| {
+        let (a, _b) = local_pair(16, &Terms { timeout: 7, retry_cnt: 1, ..TERMS });
         for rule in
             [None, Some("drop attempts=all device=softrnic1"), Some("drop attempts=all flow=0")]
         {
             rule.into_iter().for_each(|rule| drop(control(&["inject", rule])));
-            a.send(Work::default());
+            a.send(WORK);
             let is_struck = rule.is_some_and(|rule| rule.contains("flow=0"));
             assert_eq!(a.next().status, if is_struck { RETRY_EXC } else { OK }, "{rule:?}");
         }

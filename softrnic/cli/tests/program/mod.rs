@@ -24,6 +24,11 @@ pub fn control(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
+/// What `softrnic stat` shows.
+pub fn stat() -> serde_json::Value {
+    serde_json::from_str(&control(&["stat", "--json"])).expect("JSON")
+}
+
 /// As [`softrnic`]; it must fail. What it says.
 pub fn refused(args: &[&str]) -> String {
     let output = softrnic(args);
