@@ -83,9 +83,6 @@ impl std::error::Error for CannotWrite {}
 impl Man {
     /// Writes the pages of `command`. They have no date, and its version without what follows a
     /// `+`: each build of a version writes the same.
-    ///
-    /// # Errors
-    /// [`CannotWrite`] with the file or the folder.
     pub fn write(&self, command: Command) -> Result<(), CannotWrite> {
         let failed = |path: &Path, source| CannotWrite { path: path.to_owned(), source };
         std::fs::create_dir_all(&self.folder).map_err(|problem| failed(&self.folder, problem))?;

@@ -8,9 +8,8 @@ use crate::common::{self, dist, ferrite, loopback, stock_nccl};
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
-/// A short stream, of the plugin.
-const STREAM: [&str; 8] =
-    ["--lasting", "600ms", "--period", "3ms", "--size", "10000", "--limit", "20"];
+/// A short stream.
+const STREAM: &str = "--lasting 600ms --period 3ms --size 10000 --limit 20";
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -68,17 +67,25 @@ fn outlast(
     Ok(printed)
 }
 
-/// The plugin, with one fault.
-fn plugin(fault: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
+/// `ferrite outlast` of the plugin with these arguments, which are separated by blanks; one that has
+/// blanks is in quotation marks.
+fn plugin(arguments: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
     let plugin = dist(&["lib/libnccl-net.so"])?.join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", fault, "--at", "200ms"];
-    arguments.extend(STREAM);
-    outlast(&arguments, environment)
+    let mut all = vec!["--plugin", text(&plugin)];
+    for (index, part) in arguments.split('\'').enumerate() {
+        if index % 2 == 1 { all.push(part) } else { all.extend(part.split_whitespace()) }
+    }
+    outlast(&all, environment)
+}
+
+/// The same of a short stream with one fault.
+fn struck(fault: &str) -> Result<(i32, String, String), Missing> {
+    plugin(&format!("--fault '{fault}' --at 200ms {STREAM}"), &[])
 }
 
 #[test]
 fn a_stream_that_nothing_happens_to_comes_to_its_end() {
-    let (code, stdout, stderr) = require!(plugin("port softrnic0/1 --mtu 4096", &[]));
+    let (code, stdout, stderr) = require!(struck("port softrnic0/1 --mtu 4096"));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
         stdout.starts_with(
@@ -108,7 +115,7 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
     let plugin = std::fs::canonicalize(plugin).expect("it is there");
     let mut arguments =
         vec!["--loader", text(&plugin), "--fault", "port softrnic0/1 --mtu 4096", "--at", "200ms"];
-    arguments.extend(STREAM);
+    arguments.extend(STREAM.split(' '));
     let (code, stdout, stderr) = require!(outlast(&arguments, &[("FERRITE_NCCL", text(&nccl))]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.starts_with("own 1: Ferrite on softrnic0 and "), "{stdout}");
@@ -118,10 +125,7 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
 /// fails, and a port comes back with its addresses at other indices.
 #[test]
 fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherwise() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments =
-        vec!["--plugin", text(&plugin), "--finish", "--lasting", "1500ms", "--limit", "20"];
-    arguments.extend(["--period", "3ms", "--size", "10000"]);
+    let mut arguments = "--finish --lasting 1500ms --limit 20 --period 3ms --size 10000".to_owned();
     for (fault, at) in [
         ("port softrnic0/1 down", "100ms"),
         ("port softrnic0/1 up", "120ms"),
@@ -129,9 +133,9 @@ fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherw
         ("qp-error device=softrnic1 times=1", "520ms"),
         ("port-down=20ms gid=move device=softrnic0 times=1", "800ms"),
     ] {
-        arguments.extend(["--fault", fault, "--at", at]);
+        arguments += &format!(" --fault '{fault}' --at {at}");
     }
-    let (code, stdout, stderr) = require!(outlast(&arguments, &common::OTHERWISE));
+    let (code, stdout, stderr) = require!(plugin(&arguments, &common::OTHERWISE));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
         stdout.contains("  500 of 500 messages, ") && stdout.contains("; 0 wrong bytes\n"),
@@ -142,7 +146,7 @@ fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherw
 #[test]
 fn a_flipped_bit_is_one_wrong_byte() {
     let (code, stdout, stderr) =
-        require!(plugin("corrupt device=softrnic0 opcode=write-imm times=1", &[]));
+        require!(struck("corrupt device=softrnic0 opcode=write-imm times=1"));
     assert_eq!(code, 1, "{stdout}{stderr}");
     assert!(
         stdout.contains("; 1 wrong bytes\n") && stdout.contains(": 1 of 10000 B wrong, from byte "),
@@ -153,7 +157,7 @@ fn a_flipped_bit_is_one_wrong_byte() {
 
 #[test]
 fn a_killed_peer_is_told_as_killed_and_the_other_end_with_its_error() {
-    let (code, stdout, stderr) = require!(plugin("kill receiver", &[]));
+    let (code, stdout, stderr) = require!(struck("kill receiver"));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
         stdout.contains("  sender got error 6 from ")
@@ -166,19 +170,9 @@ fn a_killed_peer_is_told_as_killed_and_the_other_end_with_its_error() {
 fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     // Retries that last longer than the limit.
     let retries = [("NCCL_IB_TIMEOUT", "20"), ("FERRITE_GIVE_UP", "100")];
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec![
-        "--plugin",
-        text(&plugin),
-        "--fault",
-        "drop attempts=all",
-        "--at",
-        "200ms",
-        "--finish",
-    ];
-    arguments.extend(&STREAM[..6]);
-    arguments.extend(["--limit", "2"]);
-    let (code, stdout, stderr) = require!(outlast(&arguments, &retries));
+    let arguments = "--fault 'drop attempts=all' --at 200ms --finish --lasting 600ms --period 3ms \
+                     --size 10000 --limit 2";
+    let (code, stdout, stderr) = require!(plugin(arguments, &retries));
     assert_eq!(code, 1, "{stdout}{stderr}");
     // The end whose limit comes first closes its connection, which the other one may see before its
     // own limit.
@@ -195,16 +189,14 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
 /// they are shortened, else 34 s.
 #[test]
 fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments =
-        vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms"];
-    arguments.extend(["--lasting", "600ms", "--limit", "8", "--name", "lost"]);
+    let arguments =
+        "--fault 'drop attempts=all' --at 200ms --lasting 600ms --limit 8 --name lost".to_owned();
     let environment = [("FERRITE_FAILOVER", "0")];
-    let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
+    let (code, stdout, stderr) = require!(plugin(&arguments, &environment));
     assert!(code == 0 && stdout.starts_with("lost 1: Ferrite on "), "{stdout}{stderr}");
     assert!(stdout.contains("  sender got error 6 from "), "{stdout}");
-    arguments.push("--own-defaults");
-    let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
+    let own = arguments + " --own-defaults";
+    let (code, stdout, stderr) = require!(plugin(&own, &environment));
     assert!(
         code == 0 && stdout.starts_with("lost 1: Ferrite with own defaults on "),
         "{stdout}{stderr}"
@@ -214,11 +206,8 @@ fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
 
 #[test]
 fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments =
-        vec!["--plugin", text(&plugin), "--fault", "stop receiver", "--at", "200ms", "--finish"];
-    arguments.extend(["--lasting", "60s", "--limit", "4"]);
-    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    let arguments = "--fault 'stop receiver' --at 200ms --finish --lasting 60s --limit 4";
+    let (code, stdout, stderr) = require!(plugin(arguments, &[]));
     assert_eq!(code, 1, "{stdout}{stderr}");
     let told = stdout
         .lines()
@@ -235,11 +224,8 @@ fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
 
 #[test]
 fn a_process_that_goes_on_comes_to_its_end() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop sender", "--at", "200ms"];
-    arguments.extend(["--fault", "continue sender", "--at", "300ms", "--finish"]);
-    arguments.extend(STREAM);
-    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    let faults = "--fault 'stop sender' --at 200ms --fault 'continue sender' --at 300ms";
+    let (code, stdout, stderr) = require!(plugin(&format!("{faults} --finish {STREAM}"), &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
         stdout.contains(" ms: stop sender\n") && stdout.contains(" ms: continue sender\n"),
@@ -252,15 +238,12 @@ fn a_process_that_goes_on_comes_to_its_end() {
 /// says.
 #[test]
 fn a_run_that_is_stopped_as_a_whole_goes_on() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
     let mark = unique_name("stopped");
     let run = std::thread::spawn({
         let mark = mark.clone();
         move || {
-            let mut arguments =
-                vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--finish"];
-            arguments.extend(["--lasting", "3s", "--limit", "4"]);
-            outlast(&arguments, &[("FERRITE_STOPPED_TEST", &mark)])
+            let arguments = "--fault clear --at 1ms --finish --lasting 3s --limit 4";
+            plugin(arguments, &[("FERRITE_STOPPED_TEST", &mark)])
         }
     });
     let is_one = |process: &PathBuf| {
@@ -289,21 +272,15 @@ fn a_run_that_is_stopped_as_a_whole_goes_on() {
 
 #[test]
 fn two_ports_are_one_device() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments =
-        vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--ports", "two"];
-    arguments.extend(STREAM);
-    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    let arguments = format!("--fault clear --at 1ms --ports two {STREAM}");
+    let (code, stdout, stderr) = require!(plugin(&arguments, &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains(" on softrnic0+softrnic1 and softrnic2+softrnic3, "), "{stdout}");
 }
 
 #[test]
 fn outcomes_become_a_table() {
-    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let arguments =
-        ["--plugin", text(&plugin), "--scenario", "none", "--reps", "2", "--format", "json"];
-    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    let (code, stdout, stderr) = require!(plugin("--scenario none --reps 2 --format json", &[]));
     assert_eq!((code, stdout.lines().count()), (0, 2), "{stdout}{stderr}");
     let folder = testkit::Scratch::new();
     let file = folder.write("outcomes.jsonl", &stdout);

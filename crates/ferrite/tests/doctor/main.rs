@@ -14,7 +14,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use testkit::softrnic::Softrnic;
-use testkit::{Missing, Scratch, dist, program};
+use testkit::{Missing, Scratch, dist, program, skipped};
 
 /// A run of the doctor: on which devices, with which environment and files.
 struct Setup {
@@ -24,9 +24,11 @@ struct Setup {
     root: Scratch,
     /// What a shell does before: limits of the process.
     shell: String,
+    /// What it takes and is not there: it is skipped.
+    missing: Option<Missing>,
 }
 
-/// What was reported.
+/// What was reported; the verdict is empty where the run was skipped.
 struct Report {
     code: i32,
     verdict: String,
@@ -35,17 +37,22 @@ struct Report {
 }
 
 /// A run on the software devices, on a machine that has no file of its own.
-fn setup(row: &str) -> Result<Setup, Missing> {
-    let (library, dist) = (dist::softrnic_library_folder()?, dist::plugin()?);
-    let dist = dist.parent().and_then(Path::parent).expect("dist/lib");
+fn setup(row: &str) -> Setup {
     let setup = Setup {
         softrnic: Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01"),
         env: Vec::new(),
         words: ["doctor", "--json", "--only", row].map(str::to_owned).into(),
         root: Scratch::new(),
         shell: String::new(),
+        missing: None,
     };
-    Ok(setup.env("LD_LIBRARY_PATH", library.display()).env("FERRITE_DIST", dist.display()))
+    match (dist::softrnic_library_folder(), dist::plugin()) {
+        (Ok(library), Ok(plugin)) => {
+            let dist = plugin.parent().and_then(Path::parent).expect("dist/lib");
+            setup.env("LD_LIBRARY_PATH", library.display()).env("FERRITE_DIST", dist.display())
+        }
+        (Err(missing), _) | (_, Err(missing)) => Setup { missing: Some(missing), ..setup },
+    }
 }
 
 impl Setup {
@@ -87,6 +94,10 @@ impl Setup {
     }
 
     fn look(self) -> Report {
+        if let Some(missing) = self.missing {
+            skipped(missing);
+            return Report { code: 0, verdict: String::new(), text: String::new() };
+        }
         let script = format!(
             "{} exec \"$0\" \"$@\"",
             if self.shell.is_empty() { String::new() } else { format!("{}; ", self.shell) }
@@ -126,6 +137,9 @@ impl Report {
     /// The verdict, and words that the facts or cures have to have.
     #[track_caller]
     fn is(&self, verdict: &str, words: &[&str]) {
+        if self.verdict.is_empty() {
+            return;
+        }
         assert_eq!(self.verdict, verdict, "{}", self.text);
         for word in words {
             assert!(self.text.contains(word), "{word:?} is missing: {}", self.text);
