@@ -1,4 +1,4 @@
-"""The judge of planted faults, and two cases of each outcome."""
+"""The judge of planted faults, and a case of each outcome."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ class Judge(unittest.TestCase):
 class Cases(fixtures.InFolder):
     @fixtures.needs_ferrite
     def test_a_process_that_never_calls_is_found_and_a_busy_job_is_none(self) -> None:
-        options = ["--cases", "4", "--most", "8", "--parallel", "2", "--kinds", "never called,busy", "--dist", str(repository.DIST)]
+        options = ["--cases", "2", "--most", "8", "--parallel", "2", "--kinds", "never called,busy", "--dist", str(repository.DIST)]
         command = [sys.executable, "hang_injections.py", *options, "--out", str(self.out)]
         done = subprocess.run(command, cwd=fixtures.SCRIPTS, capture_output=True, text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
