@@ -120,7 +120,7 @@ variants() {
 # The system's own driver libraries: what takes too long for the tests of each change.
 providers() {
     local provider release fault beneath
-    for provider in mlx5 erdma; do
+    for provider in mlx5 bnxt_re erdma; do
         beneath=(dist/bin/softrnic run --provider "$provider" --same-card --time-scale 0.05)
         "${beneath[@]}" -- dist/bin/ferrite check --verbs system
         "${beneath[@]}" -- dist/bin/ferrite verify --verbs system

@@ -116,21 +116,28 @@ fn same([real, own]: &[String; 2]) {
 }
 
 /// The same calls and requests: sizes, refusals, and every field of every completion are the same.
-fn twins(provider: &'static str) {
+fn twins(provider: &'static str, more: &[&str]) {
     let (_folder, program) = require!(compiled("cc", "truths", &["-libverbs"], "libibverbs-dev"));
     let soon = [("SOFTRNIC_TIME_SCALE", "0.05")];
-    let seeds: [&[&str]; 2] = [&["1", "40"], &["2", "40"]];
+    let seeds = ["1", "2"].map(|seed| [&[seed, "40"], more].concat());
+    let seeds: Vec<&[&str]> = seeds.iter().map(Vec::as_slice).collect();
     require!(printed(provider, &program, &soon, &seeds)).iter().for_each(same);
 }
 
 #[test]
 fn the_driver_mlx5_does_what_libmlx5_does() {
-    twins("mlx5");
+    twins("mlx5", &[]);
 }
 
 #[test]
 fn the_driver_erdma_does_what_liberdma_does() {
-    twins("erdma");
+    twins("erdma", &[]);
+}
+
+/// But for what the library gets wrong.
+#[test]
+fn the_driver_bnxt_re_does_what_libbnxt_re_does() {
+    twins("bnxt_re", &["careful"]);
 }
 
 /// Completion channels; events of queue pairs, of ports, of a device.
@@ -139,7 +146,7 @@ fn notifications_and_events_arrive_as_on_softrnic_alone() {
     let (_folder, program) = require!(compiled("cc", "notices", &["-libverbs"], "libibverbs-dev"));
     let rules = "qp-error message=5 times=1; port-down=50ms message=6 times=1; device-fatal message=7 times=1";
     let variables = [("SOFTRNIC_TIME_SCALE", "0.05"), ("SOFTRNIC_FAULTS", rules)];
-    for provider in ["mlx5", "erdma"] {
+    for provider in ["mlx5", "bnxt_re", "erdma"] {
         for both in require!(printed(provider, &program, &variables, &[&[]])) {
             same(&both);
             for line in [
@@ -157,11 +164,11 @@ fn notifications_and_events_arrive_as_on_softrnic_alone() {
     }
 }
 
-#[test]
-fn devices_of_erdma() {
-    let bench = require!(Bench::beneath("erdma", &[]));
+/// Devices with these names and numbers, two ping-pongs, and by what the library is found.
+fn devices_of(provider: &'static str, facts: [&str; 3], alias: &str) {
+    let bench = require!(Bench::beneath(provider, &[]));
     let text = bench.run("ibv_devinfo", &[]).well();
-    for fact in ["hca_id:\terdma_0\n", "vendor_id:\t\t\t0x1ded\n", "vendor_part_id:\t\t\t4223\n"] {
+    for fact in facts {
         assert!(text.contains(fact), "{fact}: {text}");
     }
     for more in [&["-n", "50", "-g", "1", "-c"][..], &["-n", "50", "-g", "1", "-c", "-e"]] {
@@ -170,8 +177,22 @@ fn devices_of_erdma() {
             assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
         }
     }
-    let told = bench.run("cat", &["/sys/class/infiniband/erdma_0/device/modalias"]).well();
-    assert!(told.starts_with("pci:v00001DEDd0000107Fsv"), "{told}");
+    let name = facts[0].split_whitespace().last().expect("a name");
+    let path = format!("/sys/class/infiniband/{name}/device/modalias");
+    let told = bench.run("cat", &[&path]).well();
+    assert!(told.starts_with(alias), "{told}");
+}
+
+#[test]
+fn devices_of_erdma() {
+    let facts = ["hca_id:\terdma_0\n", "vendor_id:\t\t\t0x1ded\n", "vendor_part_id:\t\t\t4223\n"];
+    devices_of("erdma", facts, "pci:v00001DEDd0000107Fsv");
+}
+
+#[test]
+fn devices_of_bnxt_re() {
+    let facts = ["hca_id:\tbnxt_re0\n", "vendor_id:\t\t\t0x14e4\n", "vendor_part_id:\t\t\t5968\n"];
+    devices_of("bnxt_re", facts, "pci:v000014E4d00001750sv");
 }
 
 #[test]

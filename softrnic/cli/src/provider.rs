@@ -15,6 +15,9 @@ use crate::library::{beside, this_program};
 pub(crate) enum Provider {
     /// Of ConnectX
     Mlx5,
+    /// Of NetXtreme-E, of Broadcom
+    #[value(name = "bnxt_re")]
+    BnxtRe,
     /// Of Alibaba Cloud's elastic RDMA
     Erdma,
 }
@@ -36,6 +39,7 @@ impl Provider {
     fn name(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5",
+            Self::BnxtRe => "bnxt_re",
             Self::Erdma => "erdma",
         }
     }
@@ -151,20 +155,24 @@ impl Front {
 
     /// As a kernel names device `index`.
     pub(crate) fn device(&self, index: usize) -> String {
-        format!("{}_{index}", self.provider.name())
+        let name = self.provider.name();
+        match self.provider {
+            Provider::BnxtRe => format!("{name}{index}"),
+            Provider::Mlx5 | Provider::Erdma => format!("{name}_{index}"),
+        }
     }
 
     pub(crate) fn card(&self) -> String {
         match self.provider {
             Provider::Mlx5 => format!("MT{}", self.part),
-            Provider::Erdma => "erdma".to_owned(),
+            Provider::BnxtRe | Provider::Erdma => self.provider.name().to_owned(),
         }
     }
 
     /// Of the driver's part of the kernel's interface.
     pub(crate) fn abi(&self) -> String {
         match self.provider {
-            Provider::Mlx5 | Provider::Erdma => "1".to_owned(),
+            Provider::Mlx5 | Provider::BnxtRe | Provider::Erdma => "1".to_owned(),
         }
     }
 
@@ -172,6 +180,7 @@ impl Front {
     pub(crate) fn vendor(&self) -> u32 {
         match self.provider {
             Provider::Mlx5 => 0x15b3,
+            Provider::BnxtRe => 0x14e4,
             Provider::Erdma => 0x1ded,
         }
     }

@@ -22,10 +22,12 @@ pub(crate) fn opens(call: &Call<'_>) -> bool {
 }
 
 /// Answers the command that opens a device.
-pub(crate) fn describe(context: &Context, call: &mut Call<'_>) {
+pub(crate) fn describe(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
+    let answer = context.provider.context(&context.attributes()?);
     call.output(get_context::COMP_VECTORS, &1_u32.to_ne_bytes());
     call.output(get_context::CORE_SUPPORT, &OPTIONAL_ACCESS.to_ne_bytes());
-    call.output(DRIVER_OUT, &context.provider.context(context.ports));
+    call.output(DRIVER_OUT, &answer);
+    Ok(())
 }
 
 /// Whether libibverbs only asks whether the kernel has `ioctl` commands. Any error but two means
@@ -157,18 +159,18 @@ fn absent(what: &str) -> i32 {
     libc::EOPNOTSUPP
 }
 
-/// `a.b.c`, as the kernel passes it on from cards of this maker.
-fn firmware(text: &[std::ffi::c_char]) -> u64 {
+/// The numbers of `a.b.c.d`.
+fn parts(text: &[std::ffi::c_char]) -> [u16; 4] {
     let text: String =
         text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect();
-    let parts = text.split('.').map(|part| part.parse::<u64>().unwrap_or(0) & 0xffff);
-    parts.take(3).zip([32, 16, 0]).map(|(part, shift)| part << shift).sum()
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+    std::array::from_fn(|_| parts.next().unwrap_or(0))
 }
 
 fn attributes(context: &Context) -> Result<DeviceAnswer, i32> {
     let known = context.attributes()?;
     Ok(DeviceAnswer {
-        fw_ver: firmware(&known.fw_ver),
+        fw_ver: context.provider.firmware(parts(&known.fw_ver)),
         node_guid: known.node_guid,
         sys_image_guid: known.sys_image_guid,
         max_mr_size: known.max_mr_size,
@@ -329,10 +331,10 @@ fn new_cq(context: &Context, call: &mut Call<'_>) -> Result<(), i32> {
     let card =
         made(unsafe { calls::create_cq(context.card.0, cqe as i32, word, theirs, vector as i32) })?;
     let user = call.number(create_cq::USER_HANDLE)?;
-    let answer = memory.answer(handle);
+    let (answer, entries) = (memory.answer(handle), memory.entries(cqe));
     context.cqs.add(handle, Cq::new(card, memory, user, channel));
     call.set(create_cq::HANDLE, handle.into());
-    call.output(create_cq::OUT_CQE, &cqe.to_ne_bytes());
+    call.output(create_cq::OUT_CQE, &entries.to_ne_bytes());
     call.output(DRIVER_OUT, &answer);
     Ok(())
 }

@@ -15,9 +15,14 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ibverbs::calls::NO_OPERATION;
-use ibverbs::calls::types::{QpCap, Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
+use ibverbs::calls::types::{
+    DeviceAttr, QpCap, Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode,
+};
 
-use crate::provider::{CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address};
+use crate::provider::{
+    CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
+};
+use crate::provider::{little_long as long, little_word as word};
 use crate::uapi::{Call, Plain, bytes, read};
 
 pub(crate) struct Erdma;
@@ -64,7 +69,7 @@ const INLINE: u32 = 96;
 const RECV_SGE: u32 = 1;
 
 impl Provider for Erdma {
-    fn context(&self, _: u32) -> Vec<u8> {
+    fn context(&self, _: &DeviceAttr) -> Vec<u8> {
         let pages = [1, 2, 3].map(|page| page * PAGE as u64);
         let answer = ContextAnswer { device: 0, reserved: 0, kind: 0, offset: 0, pages };
         bytes(&answer).to_vec()
@@ -184,7 +189,7 @@ fn syndrome(status: u32, is_receive: bool) -> u8 {
             (Status::RnrRetryExceeded, 16),
         ]
     };
-    table.iter().find(|(known, _)| *known as u32 == status).map_or(OTHER, |(_, code)| *code)
+    code_of(status, table, OTHER)
 }
 
 struct QpRings {
@@ -259,14 +264,6 @@ impl QpMemory for QpRings {
     fn after_reset(&self) -> [u32; 2] {
         [self.posted(0).into(), self.posted(1).into()]
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
 fn element(bytes: &[u8]) -> Sge {

@@ -12,7 +12,7 @@
 //!                 │             │
 //!                 │          provider        what these ask of a provider
 //!                 │             │
-//!               uapi      mlx5, erdma        numbers and structures of the kernel; of the providers
+//!               uapi  mlx5, erdma, bnxt_re    numbers and structures of the kernel; of the providers
 //!                               │
 //!                           softrnic         executes: keys, timers, faults, events
 //! ```
@@ -28,6 +28,7 @@
 // On other processors the library is empty: it has not been tried there.
 #![cfg(target_arch = "x86_64")]
 
+mod bnxt_re;
 mod command;
 mod erdma;
 mod mlx5;
@@ -43,8 +44,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use provider::Provider;
 
 /// The providers: their names, and the numbers of their drivers in the kernel's interface.
-static PROVIDERS: [(&str, u32, &dyn Provider); 2] =
-    [("mlx5", 1, &mlx5::Mlx5), ("erdma", 19, &erdma::Erdma)];
+static PROVIDERS: [(&str, u32, &dyn Provider); 3] =
+    [("mlx5", 1, &mlx5::Mlx5), ("bnxt_re", 6, &bnxt_re::BnxtRe), ("erdma", 19, &erdma::Erdma)];
 
 /// Prints one line that begins with `softrnic: `.
 fn say(line: fmt::Arguments<'_>) {

@@ -16,9 +16,13 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use ibverbs::calls::NO_OPERATION;
-use ibverbs::calls::types::{QpCap, Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode};
+use ibverbs::calls::types::{
+    DeviceAttr, QpCap, Sge, Status, WC_WITH_IMM, send_flag, wc_opcode, wr_opcode,
+};
 
-use crate::provider::{CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address};
+use crate::provider::{
+    CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
+};
 use crate::uapi::{Call, Plain, bytes, read};
 
 pub(crate) struct Mlx5;
@@ -151,7 +155,7 @@ const PAGE: u32 = 4096;
 const ECE: u32 = 1;
 
 impl Provider for Mlx5 {
-    fn context(&self, ports: u32) -> Vec<u8> {
+    fn context(&self, device: &DeviceAttr) -> Vec<u8> {
         let answer = ContextAnswer {
             qp_tab_size: 1 << 18,
             bf_reg_size: 512,
@@ -162,7 +166,7 @@ impl Provider for Mlx5 {
             max_send_wqebb: 32768,
             max_recv_wr: 32768,
             max_srq_recv_wr: 32767,
-            num_ports: ports as u16,
+            num_ports: device.phys_port_cnt.into(),
             flow_action_flags: 0,
             comp_mask: HAS_ECE | HAS_SQD_TO_RTS,
             response_length: size_of::<ContextAnswer>() as u32,
@@ -354,7 +358,7 @@ fn syndrome(status: u32) -> u8 {
         (Status::RetryExceeded, 0x15),
         (Status::RnrRetryExceeded, 0x16),
     ];
-    table.iter().find(|(known, _)| *known as u32 == status).map_or(OTHER, |(_, code)| *code)
+    code_of(status, &table, OTHER)
 }
 
 /// Bytes of a block; each send begins with a new one.

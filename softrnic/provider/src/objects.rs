@@ -14,7 +14,7 @@ use ibverbs::calls::types;
 use ibverbs::calls::types::{AsyncEvent, QpAttr, RecvWr, Sge, Wc, event, qp_attr};
 use ibverbs::calls::types::{qp_state, send_flag};
 
-use crate::provider::{CqMemory, Done, Label, Provider, QpMemory, Request};
+use crate::provider::{CqMemory, Label, Provider, QpMemory, Request};
 use crate::uapi::{CompletionRecord, EventRecord, Plain, bytes, read};
 use crate::{check, errno, lock, made, say};
 
@@ -82,7 +82,6 @@ pub(crate) struct Context {
     pid: u32,
     pub(crate) provider: &'static dyn Provider,
     pub(crate) card: Card<types::Context>,
-    pub(crate) ports: u32,
     pub(crate) pds: Table<Card<types::Pd>>,
     pub(crate) mrs: Table<Card<types::Mr>>,
     pub(crate) cqs: Table<Cq>,
@@ -110,11 +109,10 @@ impl Context {
             calls::free_device_list(list);
             opened?
         };
-        let mut context = Self {
+        Ok(Self {
             pid: std::process::id(),
             provider,
             card: Card(card),
-            ports: 0,
             pds: Table::default(),
             mrs: Table::default(),
             cqs: Table::default(),
@@ -124,9 +122,7 @@ impl Context {
             events: OnceLock::new(),
             channels: Mutex::default(),
             translator: Mutex::default(),
-        };
-        context.ports = context.attributes()?.phys_port_cnt.into();
-        Ok(context)
+        })
     }
 
     pub(crate) fn attributes(&self) -> Result<types::DeviceAttr, i32> {
@@ -550,8 +546,10 @@ impl Cq {
                 let (handle, label) = Label::of(wc.wr_id);
                 // It is there as long as its completions are.
                 let Ok(qp) = context.qps.get(handle) else { continue };
-                self.memory.write(*written, &Done { user: qp.memory.user(), label, wc: *wc });
-                *written = written.wrapping_add(1);
+                for done in qp.memory.done(label, *wc).iter().flatten() {
+                    self.memory.write(*written, done);
+                    *written = written.wrapping_add(1);
+                }
             }
             if count < room as usize {
                 break;

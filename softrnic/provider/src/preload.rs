@@ -66,7 +66,7 @@ fn open(fd: c_int, call: &mut Call<'_>) -> Result<(), i32> {
     };
     calls::beneath_a_provider();
     let context = Box::new(Context::open(index, *provider)?);
-    command::describe(&context, call);
+    command::describe(&context, call)?;
     static FORGET: Once = Once::new();
     // SAFETY: the function may be called at any time.
     FORGET.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(forget)) });
@@ -295,10 +295,32 @@ unsafe extern "C" fn post_send(
         let real: PostSend = transmute(context.hooked.post_send.load(Relaxed));
         let code = real(qp, list, bad);
         if let Ok(found) = context.qps.get((*qp).handle) {
+            found.memory.posted(false, &|| count(list, code, bad, |wr| (*wr).next));
             found.take_sends();
         }
         code
     }
+}
+
+/// How many requests of a list the provider has taken: all, or those before the bad one.
+///
+/// # Safety
+/// The list, its result and `bad` are those of a call that has posted it; `next` is right for it.
+unsafe fn count<T>(
+    list: *mut T,
+    code: c_int,
+    bad: *mut *mut T,
+    next: unsafe fn(*mut T) -> *mut T,
+) -> u32 {
+    // SAFETY: by the caller; a provider that refuses a request says which.
+    let end = if code == 0 { ptr::null_mut() } else { unsafe { *bad } };
+    let (mut at, mut count) = (list, 0);
+    while !at.is_null() && at != end {
+        // SAFETY: by the caller.
+        at = unsafe { next(at) };
+        count += 1;
+    }
+    count
 }
 
 unsafe extern "C" fn post_recv(
@@ -312,6 +334,7 @@ unsafe extern "C" fn post_recv(
         let real: PostRecv = transmute(context.hooked.post_recv.load(Relaxed));
         let code = real(qp, list, bad);
         if let Ok(found) = context.qps.get((*qp).handle) {
+            found.memory.posted(true, &|| count(list, code, bad, |wr| (*wr).next));
             found.take_receives();
         }
         code

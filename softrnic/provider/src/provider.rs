@@ -5,13 +5,19 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 
 use ibverbs::calls::NO_OPERATION;
-use ibverbs::calls::types::{QpCap, SendWr, Sge, Wc};
+use ibverbs::calls::types::{DeviceAttr, QpCap, SendWr, Sge, Status, Wc};
 
 use crate::uapi::Call;
 
 pub(crate) trait Provider: Sync {
-    /// Its part of the answer when a device with this number of ports is opened.
-    fn context(&self, ports: u32) -> Vec<u8>;
+    /// Its part of the answer when this device is opened.
+    fn context(&self, device: &DeviceAttr) -> Vec<u8>;
+
+    /// The version of the firmware, as the library takes it apart.
+    fn firmware(&self, parts: [u16; 4]) -> u64 {
+        let parts = parts.map(u64::from);
+        parts[0] << 32 | parts[1] << 16 | parts[2]
+    }
 
     /// Its part of the attributes of a device.
     fn device(&self) -> Vec<u8> {
@@ -52,6 +58,9 @@ pub(crate) trait QpMemory: Send + Sync {
         0
     }
 
+    /// The provider has taken so many requests.
+    fn posted(&self, _is_receive: bool, _count: &dyn Fn() -> u32) {}
+
     /// Reads the send at `at` into `request`, and returns the index of the next one. `None`: no
     /// other has been posted.
     fn send(&self, at: u32, request: &mut Request) -> Option<u32>;
@@ -61,10 +70,20 @@ pub(crate) trait QpMemory: Send + Sync {
 
     /// The indices of the next send and the next receive when it has been reset.
     fn after_reset(&self) -> [u32; 2];
+
+    /// What the provider is to find of a completion.
+    fn done(&self, label: Label, wc: Wc) -> [Option<Done>; 2] {
+        [Some(Done { user: self.user(), label, wc }), None]
+    }
 }
 
 /// The memory of a completion queue, which the provider reads.
 pub(crate) trait CqMemory: Send + Sync {
+    /// How many completions the program learns that there is room for, which has asked for so many.
+    fn entries(&self, asked: u32) -> u32 {
+        asked
+    }
+
     /// Whether [`Self::room`] knows what the provider has polled. Else it has to poll, as often as
     /// something is written, all that is there.
     fn tells_polled(&self) -> bool {
@@ -84,6 +103,21 @@ pub(crate) trait CqMemory: Send + Sync {
 /// An address that the library has passed as a number.
 pub(crate) fn address(number: u64) -> *mut u8 {
     ptr::with_exposed_provenance_mut(number as usize)
+}
+
+/// A number of 32 bits at a place, little endian.
+pub(crate) fn little_word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// The same of 64 bits.
+pub(crate) fn little_long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// A card's code of what came of a request, by a table of those that it has codes for.
+pub(crate) fn code_of(status: u32, table: &[(Status, u8)], other: u8) -> u8 {
+    table.iter().find(|(known, _)| *known as u32 == status).map_or(other, |(_, code)| *code)
 }
 
 /// A send, as softrnic takes it.

@@ -53,6 +53,7 @@ const LIBRARY: Library = Library {
         by_opcode: -libc::EINVAL,
         by_size: -libc::EINVAL,
         receives_by_size: -libc::EINVAL,
+        takes_long_inline: false,
         is_lenient: true,
     }),
     blocks,

@@ -22,6 +22,7 @@ const COMMON: Driver = Driver {
             by_opcode: libc::EINVAL,
             by_size: libc::ENOMEM,
             receives_by_size: libc::EINVAL,
+            takes_long_inline: false,
             is_lenient: true,
         }),
         fill: Some(fill),

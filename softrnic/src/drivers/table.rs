@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::types::qp_type::{RC, UC, UD};
 use crate::abi::types::{QpCap, SendWr, Wc, qp_state, wr_opcode};
-use crate::drivers::{erdma, mlx5};
+use crate::drivers::{bnxt_re, erdma, mlx5};
 use crate::host;
 use crate::limits::{MAX_CQE, MAX_QP_WR, MAX_READS, MAX_SGE};
 
 /// Its own, which needs no name, and the others.
 static OWN: Driver = OWN_DRIVER;
 static ALL: [Driver; 15] = [
-    BNXT_RE_DRIVER,
+    bnxt_re::DRIVER,
     EFA_DRIVER,
     erdma::DRIVER,
     HNS_DRIVER,
@@ -78,6 +78,8 @@ pub(crate) struct Driver {
     pub(crate) other_type: i32,
     /// The errno value of a queue pair that is asked to have too much; 0: it stays as it was.
     pub(crate) too_much: i32,
+    /// Whether a queue that is to be too long becomes as long as it can be. Else it is too much.
+    pub(crate) cuts_queues: bool,
     /// Whether inline data is taken when a work request is posted. Else the flag changes nothing,
     /// though the queue pair is granted what it is asked to have.
     pub(crate) takes_inline: bool,
@@ -156,6 +158,9 @@ pub(crate) struct States {
     pub(crate) known: u32,
     /// The furthest of INIT, RTR and RTS that it has been in since it was reset.
     pub(crate) reached: u32,
+    /// Whether a poll since the program's last move has found a send that failed, or a receive that
+    /// was flushed.
+    pub(crate) is_found_failed: bool,
 }
 
 /// How posts are refused: errno values.
@@ -171,6 +176,8 @@ pub(crate) struct Refusals {
     /// Of too many elements and of too much inline data; the former in a receive.
     pub(crate) by_size: i32,
     pub(crate) receives_by_size: i32,
+    /// Whether inline data that is too long is taken, and fails in the card.
+    pub(crate) takes_long_inline: bool,
     /// Whether only sizes and the state are looked at: the card fails operations that the type does
     /// not have, and unknown flags change nothing.
     pub(crate) is_lenient: bool,
@@ -243,6 +250,7 @@ pub(super) const OWN_DRIVER: Driver = Driver {
     qp_types: &[RC, UC, UD],
     other_type: libc::EOPNOTSUPP,
     too_much: libc::EINVAL,
+    cuts_queues: false,
     takes_inline: true,
     cuts_rnr_timer: false,
     has_atomics: true,
@@ -269,6 +277,7 @@ const OWN_LIBRARY: Library = Library {
         by_opcode: libc::EOPNOTSUPP,
         by_size: libc::EINVAL,
         receives_by_size: libc::EINVAL,
+        takes_long_inline: false,
         is_lenient: false,
     }),
     fill: None,
@@ -290,25 +299,6 @@ pub fn beneath_a_provider() {
 const fn rounded(sizes: fn(&Asked) -> Result<Sizes, i32>) -> Library {
     Library { sizes, ..OWN_LIBRARY }
 }
-
-/// bnxt_re: NetXtreme-E of Broadcom, with work requests of a fixed size.
-pub(super) const BNXT_RE_DRIVER: Driver = Driver {
-    name: "bnxt_re",
-    settings: &[
-        ("SOFTRNIC_GIDS", "rich"),
-        ("SOFTRNIC_MAX_INLINE", "96"),
-        ("SOFTRNIC_INLINE_EXCESS", "silent"),
-        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
-    ],
-    vendor_id: 0x14e4,
-    max_sge: (6, 6),
-    max_mr_size: 1 << 39,
-    qp_types: &[RC, UD],
-    other_type: 0,
-    too_much: 0,
-    absent: &[Verb::CreateCqEx, Verb::ReregMr],
-    ..OWN_DRIVER
-};
 
 /// efa: Elastic Fabric Adapter of Amazon. It has no reliable connections but a transport of its own
 /// (SRD), which is not modelled.

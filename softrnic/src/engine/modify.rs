@@ -73,6 +73,9 @@ pub(crate) fn modify(
     }
     known.qp_state = to;
     qp.abi.state.store(to, SeqCst);
+    if given & mask::STATE != 0 {
+        qp.is_found_failed.store(false, SeqCst);
+    }
     Ok(())
 }
 

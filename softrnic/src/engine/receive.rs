@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use crate::abi::types::{Sge, Status, WC_GRH, Wc, qp_state, send_flag, wc_opcode, wr_opcode};
 use crate::copy::transfer::{Direction, Piece, Pieces, transfer};
 use crate::engine::modify::{Engine, flush_recv};
-use crate::engine::requester::{flush, flush_soon, gather, pump};
+use crate::engine::requester::{FAILS, flush, flush_soon, gather, pump};
 use crate::host::{lock, now_ns};
 use crate::network::header::{Described, HEADER_BYTES};
 use crate::network::topology::mtu_bytes;
@@ -304,7 +304,7 @@ pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
     if is_completion && !responder::admit_completion(qp.fabric, cq) {
         return false;
     }
-    let opcode = match request.opcode {
+    let opcode = match request.opcode & !FAILS {
         wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM => wc_opcode::RDMA_WRITE,
         wr_opcode::RDMA_READ => wc_opcode::RDMA_READ,
         wr_opcode::ATOMIC_CMP_SWAP => wc_opcode::COMP_SWAP,

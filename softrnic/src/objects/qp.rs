@@ -52,6 +52,8 @@ pub(crate) struct Qp {
     pub(crate) library: &'static Library,
     /// The furthest of INIT, RTR and RTS that it has been in since it was reset.
     pub(crate) reached: AtomicU32,
+    /// See [`States::is_found_failed`].
+    pub(crate) is_found_failed: AtomicBool,
     pub(crate) signal_all: bool,
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
     pub(crate) operations: u64,
@@ -111,7 +113,9 @@ impl Qp {
         pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         let driver = fabric.settings.driver;
-        if !driver.qp_types.contains(&requested.qp_type) {
+        let has_type = driver.qp_types.contains(&requested.qp_type);
+        // A library that looks at sizes itself does so first.
+        if !has_type && driver.too_much != 0 {
             return Err(driver.other_type);
         }
         let mut requested = requested.without_own_receives();
@@ -119,6 +123,9 @@ impl Qp {
         let asked = requested.cap;
         let Sizes { told, queried, real: cap } =
             grant(&fabric.settings, (asked, requested.operations), requested.srq.is_none())?;
+        if !has_type {
+            return Err(driver.other_type);
+        }
         let (queried, cap) = requested.real.map_or((queried, cap), |real| (real, real));
         requested.cap = cap;
         let (index, slot) = claim_slot(fabric, device, pd, &requested, &asked)?;
@@ -147,6 +154,7 @@ impl Qp {
             told,
             library: fabric.settings.library,
             reached: AtomicU32::new(qp_state::RESET),
+            is_found_failed: AtomicBool::new(false),
             signal_all: requested.signal_all,
             operations,
             takes_inline: driver.takes_inline,
@@ -229,6 +237,7 @@ impl Qp {
             own: self.slot.state.load(SeqCst),
             known: self.abi.state.load(Relaxed),
             reached: self.reached.load(Relaxed),
+            is_found_failed: self.is_found_failed.load(Relaxed),
         }
     }
 
@@ -355,6 +364,9 @@ impl Qp {
 
     /// Writes a completion into the program's memory.
     fn put(&self, place: &mut MaybeUninit<Wc>, wc: Wc, is_receive: bool) {
+        if wc.status != 0 && (!is_receive || wc.status == Status::Flush as u32) {
+            self.is_found_failed.store(true, Relaxed);
+        }
         let wc = match self.library.fill {
             Some(fill) if wc.status == 0 || !self.fabric.settings.strict => {
                 // SAFETY: the program's memory, of numbers only.
@@ -501,6 +513,12 @@ pub(super) fn grant(
     has_receives: bool,
 ) -> Result<Sizes, i32> {
     let (driver, most) = (settings.driver, settings.max_qp_wr);
+    let cut = |wr: u32| if driver.cuts_queues { wr.min(most) } else { wr };
+    let requested = QpCap {
+        max_send_wr: cut(requested.max_send_wr),
+        max_recv_wr: cut(requested.max_recv_wr),
+        ..requested
+    };
     let is_too_much = requested.max_send_wr > most
         || requested.max_recv_wr > most
         || requested.max_send_sge > driver.max_sge.0

@@ -14,7 +14,7 @@ use crate::calls::NO_OPERATION;
 use crate::copy::gpu;
 use crate::drivers::table::{Refusals, Verb};
 use crate::engine::receive::poll_cq;
-use crate::engine::requester::pump;
+use crate::engine::requester::{FAILS, pump};
 use crate::engine::{receive, requester};
 use crate::host::{lock, set_errno};
 use crate::objects::context::{Ah, Pd};
@@ -175,7 +175,7 @@ fn enqueue(
     let (mut sges, mut opcode) = (sges, wr.opcode);
     if is_too_large(qp, is_inline, sges, bytes) {
         // It fails when it is executed.
-        (sges, bytes, opcode) = (&[], 0, NO_OPERATION);
+        (sges, bytes, opcode) = (&[], 0, opcode | FAILS);
     }
     let inline = if is_inline { bytes } else { 0 };
     let elements = if is_inline { 0 } else { sges.len() };
@@ -274,7 +274,11 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> R
     if is_full {
         return Err(refusals.full);
     }
-    if is_too_large(qp, is_inline, sges, bytes) { Err(refusals.by_size) } else { Ok(bytes) }
+    let is_left_to_card = refusals.takes_long_inline && !has_too_many(qp, sges);
+    if is_too_large(qp, is_inline, sges, bytes) && !is_left_to_card {
+        return Err(refusals.by_size);
+    }
+    Ok(bytes)
 }
 
 /// Whether the state of the queue pair allows requests.
@@ -284,8 +288,11 @@ fn may_send(qp: &Qp, refusals: &Refusals) -> Result<(), i32> {
 
 /// Whether it has more elements or inline data than there is room for.
 fn is_too_large(qp: &Qp, is_inline: bool, sges: &[Sge], bytes: u64) -> bool {
+    has_too_many(qp, sges) || is_inline && bytes > u64::from(qp.cap.max_inline_data)
+}
+
+fn has_too_many(qp: &Qp, sges: &[Sge]) -> bool {
     sges.len() > qp.cap.max_send_sge as usize
-        || is_inline && bytes > u64::from(qp.cap.max_inline_data)
 }
 
 /// Copies the elements of an inline request to its slot; they fit (checked).

@@ -106,6 +106,19 @@ fn the_plugin_and_nccl_are_right_on_erdma() {
 }
 
 #[test]
+fn the_plugin_and_nccl_are_right_on_bnxt_re() {
+    let dist = require!(built("bnxt_re"));
+    let said = right(verify("bnxt_re", &dist, &[], &["--over", "single"]));
+    assert!(said.contains("bnxt_re0"), "{said}");
+    let fault = ["--faults", "qp-error message=500 times=1"];
+    right(verify("bnxt_re", &dist, &fault, &LONG));
+    for release in ["2.21.5", "2.32.3"] {
+        let nccl = require!(stock(release));
+        right(verify("bnxt_re", &dist, &[], &["--over", "single", "--stock", &nccl]));
+    }
+}
+
+#[test]
 fn the_plugin_keeps_the_contract() {
     let dist = require!(built("mlx5"));
     let ferrite = dist.join("bin/ferrite");
