@@ -8,12 +8,9 @@
 
 use super::datapath::test_message;
 use super::guard::guard;
-use super::handles::{
-    Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged,
-};
-use super::layout::{Members, ProfilerCallback};
+use super::handles::{Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::layout::Members;
 use super::nccl;
-use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
 use crate::error::{Error, Result};
@@ -22,6 +19,7 @@ use crate::net::data::send::SendComm;
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
+use crate::net::setup::listen::Listener;
 use crate::net::setup::nccl_comm::NcclComm;
 use crate::proto::handle::HANDLE_BYTES;
 use crate::proto::{MAX_GROUP, MAX_MESSAGE};
@@ -65,17 +63,9 @@ pub(super) const MAX_P2P_BYTES: usize = MAX_MESSAGE as usize;
 /// report this value.
 pub(super) const MAX_COLLECTIVE_BYTES: usize = 512 << 20;
 
-/// Sends log messages to `log_function` and creates the network. `profiler` is NCCL's function for
-/// events, or NULL.
-pub(super) unsafe fn init(
-    version: u32,
-    log_function: nccl::ncclDebugLogger_t,
-    profiler: ProfilerCallback,
-) -> ncclResult_t {
-    guard("init", || {
-        network_events::handle_init(profiler);
-        Process::init(version, log_function)
-    })
+/// Sends log messages to `log_function` and creates the network.
+pub(super) unsafe fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
+    guard("init", || Process::init(version, log_function))
 }
 
 /// The number of devices.
@@ -137,14 +127,6 @@ fn pointer_support(device: &Nic) -> c_int {
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
-/// Checks the profiler: by the time NCCL sets up a connection, it has loaded one, if any.
-fn handle_set_up(process: &Process) {
-    network_events::handle_profiler(|| process.other_profiler());
-    if process.network.connects_early() {
-        network_events::handle_early_connections();
-    }
-}
-
 /// A listener on device number `dev`, for NCCL's communicator `of`, and its handle for the peer.
 pub(super) unsafe fn listen(
     version: u32,
@@ -156,7 +138,6 @@ pub(super) unsafe fn listen(
     guard("listen", || {
         let of = of()?;
         let process = Process::get()?;
-        handle_set_up(process);
         let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
@@ -187,7 +168,6 @@ pub(super) unsafe fn connect(
         match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
             None => Ok(()),
             Some(comm) => {
-                handle_set_up(process);
                 // SAFETY: as above.
                 unsafe {
                     put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm")
@@ -252,9 +232,9 @@ pub(super) unsafe fn register(
 unsafe fn memory_of<'a>(comm: *mut c_void) -> Result<&'a ConnMemory> {
     // SAFETY: by NCCL's contract; the tag tells which of the two it is.
     match unsafe { SendHandle::borrow(comm) } {
-        Ok(send) => Ok(&send.comm.memory),
+        Ok(send) => Ok(&send.memory),
         // SAFETY: as above.
-        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.comm.memory),
+        Err(_) => Ok(&unsafe { RecvHandle::borrow(comm)? }.memory),
     }
 }
 
@@ -272,35 +252,24 @@ pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
 /// Closes a send communicator.
 pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe { close("closeSend", comm, end_events::<SendComm>) }
+    unsafe { close::<SendComm>("closeSend", comm) }
 }
 
 /// Closes a receive communicator.
 pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe { close("closeRecv", comm, end_events::<RecvComm>) }
+    unsafe { close::<RecvComm>("closeRecv", comm) }
 }
 
 /// Closes a listener.
 pub(super) unsafe fn close_listen(comm: *mut c_void) -> ncclResult_t {
     // SAFETY: the caller's contract.
-    unsafe { close("closeListen", comm, |_: &ListenHandle| ()) }
+    unsafe { close::<Mutex<Listener>>("closeListen", comm) }
 }
 
-/// Ends the profiler events that have begun in the communicator.
-fn end_events<T>(comm: &Handle<Comm<T>>) {
-    comm.inner.heard.get().iter().for_each(|heard| network_events::handle_close(&heard[..]));
-}
-
-unsafe fn close<T: Tagged>(
-    call: &'static str,
-    raw: *mut c_void,
-    end: impl FnOnce(&Handle<T>),
-) -> ncclResult_t {
+unsafe fn close<T: Tagged>(call: &'static str, raw: *mut c_void) -> ncclResult_t {
     guard(call, || {
         // SAFETY: by NCCL's contract.
-        unsafe { Handle::<T>::find(raw) }.map(end);
-        // SAFETY: as above.
         unsafe { Handle::<T>::take(raw) }.map(drop)
     })
 }

@@ -6,9 +6,8 @@
 use super::calls;
 use super::context::Context;
 use super::guard::guard;
-use super::layout::{CommConfig, NetAttributes, ProfilerCallback};
+use super::layout::{CommConfig, NetAttributes};
 use super::nccl::{self, ncclResult_t};
-use super::network_events;
 use super::output::{missing, put};
 use super::process::Process;
 use crate::error::Result;
@@ -22,10 +21,8 @@ pub(super) unsafe fn init(
     id: u64,
     config: *const CommConfig,
     log_function: nccl::ncclDebugLogger_t,
-    profiler: ProfilerCallback,
 ) -> ncclResult_t {
     guard("init", || {
-        network_events::handle_init(profiler);
         Process::init(version, log_function)?;
         // SAFETY: NCCL's pointer, NULL or valid.
         let (foreign, class) = unsafe {

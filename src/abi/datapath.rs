@@ -6,7 +6,7 @@
 
 use super::guard::{guard, guard_steps};
 use super::handles::{
-    MemoryHandle, RecvHandle, Request, SendHandle, comm_of, request as pointer_to,
+    MemoryHandle, RecvHandle, Request, SendHandle, comm_of, flush, request as pointer_to,
 };
 use super::nccl::ncclResult_t;
 use super::output::{Answer, missing, put};
@@ -18,6 +18,28 @@ use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicBool;
+
+/// Whether NCCL also sets up communicators over the network (`NCCL_OOB_NET_ENABLE`). Then only
+/// messages of operations have a profiler's handle, which shows that their tags are ranks.
+pub(super) static CONNECTS_EARLY: AtomicBool = AtomicBool::new(false);
+
+/// A message of a communicator has a profiler's handle.
+///
+/// # Safety
+/// That of NCCL's pointer.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn handle_operation(comm: *mut c_void) {
+    let _ = guard("isend or irecv", || {
+        // SAFETY: by NCCL's contract.
+        unsafe {
+            SendHandle::find(comm).iter().for_each(|send| send.inner.handle_operation());
+            RecvHandle::find(comm).iter().for_each(|recv| recv.inner.handle_operation());
+        }
+        Ok(())
+    });
+}
 
 /// A length as NCCL passes it: `int` in version 8, `size_t` from version 9 on.
 pub(super) trait Length: TryInto<u32> + fmt::Display + Copy {
@@ -79,7 +101,7 @@ pub(super) unsafe fn isend(
         let memory = move || unsafe { MemoryHandle::borrow(mhandle) };
         // SAFETY: written above.
         let begun = move |entry: &_| unsafe { *request = pointer_to(entry) };
-        Ok(comm.comm.isend(data as u64, size.check()?, tag as u32, memory, begun))
+        Ok(comm.isend(data as u64, size.check()?, tag as u32, memory, begun))
     })
 }
 
@@ -140,7 +162,7 @@ pub(super) unsafe fn irecv<L: Length>(
         let expected = move |i| unsafe { group.message(i) };
         // SAFETY: written above.
         let begun = move |entry: &_| unsafe { *request = pointer_to(entry) };
-        Ok(comm.comm.irecv(n as usize, expected, begun))
+        Ok(comm.irecv(n as usize, expected, begun))
     })
 }
 
@@ -163,8 +185,8 @@ pub(super) unsafe fn iflush(
         // SAFETY: NCCL's arrays have n elements, and iflush only reads those below n.
         let received = move |i| unsafe { group.message(i) };
         // SAFETY: written above.
-        let begun = move |entry: &_| unsafe { *request = comm.flush(entry, test_flush) };
-        Ok(comm.comm.iflush(n as usize, received, begun))
+        let begun = move |entry: &_| unsafe { *request = flush(comm, entry, test_flush) };
+        Ok(comm.iflush(n as usize, received, begun))
     })
 }
 
@@ -216,7 +238,7 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
         // SAFETY: as above.
         let comm = unsafe { comm_of::<T, _>(request) };
         let done = move |lengths: &[u32]| answer.finish(lengths);
-        Ok(both_ends::test(&comm.comm, request, done))
+        Ok(both_ends::test(comm, request, done))
     })
 }
 
@@ -231,6 +253,6 @@ pub(super) unsafe extern "C" fn test_flush(request: *mut c_void, answer: Answer)
         let request = unsafe { &*request.cast::<Entry<()>>() };
         // SAFETY: as in `test_message`.
         let comm = unsafe { comm_of::<RecvComm, _>(request) };
-        Ok(comm.comm.test_flush(request.id(), || answer.finish(&[])))
+        Ok(comm.test_flush(request.id(), || answer.finish(&[])))
     })
 }

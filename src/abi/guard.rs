@@ -114,7 +114,7 @@ fn pause_if_repeated() {
 mod tests {
     use super::super::output::Answer;
     use super::super::table::Exported;
-    use super::super::{datapath, network_events, profiler, v8, v9, v10, v11, v12};
+    use super::super::{datapath, profiler, v8, v9, v10, v11, v12};
     use super::*;
     use crate::net::data::recv::RecvComm;
     use crate::net::data::send::SendComm;
@@ -199,11 +199,10 @@ mod tests {
     #[test]
     fn a_panic_in_the_test_of_any_request_becomes_an_internal_error() {
         type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
-        let tests: [Test; 4] = [
+        let tests: [Test; 3] = [
             datapath::test_message::<SendComm>,
             datapath::test_message::<RecvComm>,
             datapath::test_flush,
-            network_events::test,
         ];
         let (mut done, mut size): (c_int, c_int) = (0, 0);
         let answer = Answer { done: &raw mut done, sizes: &raw mut size };

@@ -19,11 +19,10 @@ use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
 use crate::proto::explain::look::Found;
 use crate::proto::requests::{Entry, Front};
-use crate::proto::{MAX_GROUP, MAX_REQUESTS};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
 
 /// A type of object that NCCL holds.
 pub trait Tagged {
@@ -64,15 +63,15 @@ pub struct Given<T> {
 /// `listenComm`.
 pub type ListenHandle = Handle<Mutex<Listener>>;
 /// `sendComm`.
-pub type SendHandle = Handle<Comm<SendComm>>;
+pub type SendHandle = Handle<SendComm>;
 /// `recvComm`.
-pub type RecvHandle = Handle<Comm<RecvComm>>;
+pub type RecvHandle = Handle<RecvComm>;
 /// `mhandle`.
 pub type MemoryHandle = Handle<MrHandle>;
 
 tagged!(Mutex<Listener>, b"FLis", "listenComm");
-tagged!(Comm<SendComm>, b"FSnd", "sendComm");
-tagged!(Comm<RecvComm>, b"FRcv", "recvComm");
+tagged!(SendComm, b"FSnd", "sendComm");
+tagged!(RecvComm, b"FRcv", "recvComm");
 tagged!(MrHandle, b"FMem", "mhandle");
 tagged!(Request, b"FReq", "request");
 
@@ -80,29 +79,6 @@ tagged!(Request, b"FReq", "request");
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Request(Front);
-
-/// A communicator.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Comm<T> {
-    /// The communicator. First, as in [`crate::net::data::exclusive_cell::ExclusiveCell`].
-    pub comm: T,
-    /// Objects that NCCL holds in place of profiled requests, created for the first of them.
-    pub heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
-}
-
-/// Replaces a profiled request for NCCL: its `test` calls the request's, and reports the end to the
-/// profiler.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct HeardRequest {
-    front: Front,
-    /// NCCL's pointer for the request; NULL before the first one.
-    pub request: AtomicPtr<c_void>,
-    /// The profiler's event handles, one for each message of the group. NULL: the profiler does not
-    /// follow that one.
-    pub events: [AtomicPtr<c_void>; MAX_GROUP],
-}
 
 /// NCCL's `test` of one kind of request. It is only called with requests of this kind.
 pub type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
@@ -200,41 +176,41 @@ impl Holder for Given<MrHandle> {
 
 macro_rules! ends {
     ($comm:ty, $new:ident) => {
-        impl Handle<Comm<$comm>> {
+        impl Handle<$comm> {
             /// Passes a communicator to NCCL; `test` tests its requests.
             pub fn $new(comm: $comm, test: Test) -> *mut c_void {
-                let made = Self::allocate(Comm { comm, heard: OnceLock::new() });
-                let inner = &made.handle.inner;
-                inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
+                let made = Self::allocate(comm);
+                let comm = &made.handle.inner;
+                comm.requests.iter().for_each(|entry| mark(entry.front(), comm, test));
                 let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
-                inner.comm.start(&owner);
+                comm.start(&owner);
                 let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
-                inner.comm.nic.explain(&explained);
+                comm.nic.explain(&explained);
                 Given::into_raw(made)
             }
         }
 
-        impl end::Owner for Given<Comm<$comm>> {
+        impl end::Owner for Given<$comm> {
             fn end(&self) -> &dyn End {
-                &self.handle.inner.comm
+                &self.handle.inner
             }
         }
 
-        impl ExplainedEnd for Given<Comm<$comm>> {
+        impl ExplainedEnd for Given<$comm> {
             fn look(&self) -> Found {
-                self.handle.inner.comm.look()
+                self.handle.inner.look()
             }
 
             fn peer(&self) -> &Arc<PeerState> {
-                &self.handle.inner.comm.peer
+                &self.handle.inner.peer
             }
 
             fn device(&self) -> &str {
-                &self.handle.inner.comm.nic.name
+                &self.handle.inner.nic.name
             }
 
             fn labels(&self) -> &Labels {
-                &self.handle.inner.comm.labels
+                &self.handle.inner.labels
             }
         }
     };
@@ -249,28 +225,17 @@ fn wrong_object(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is not a Ferrite {name}"))
 }
 
-impl<T> Comm<T> {
-    /// The replacement for the request in `entry` of this communicator, for NCCL. `test` tests it.
-    pub fn heard<R>(&self, entry: &Entry<R>, test: Test) -> &HeardRequest {
-        let heard = || Box::new(std::array::from_fn(|_| HeardRequest::default()));
-        let heard = &self.heard.get_or_init(heard)[entry.id().index()];
-        self.mark(&heard.front, test);
-        heard.request.store(request(entry), Ordering::Relaxed);
-        heard
-    }
+/// Marks `front` as the beginning of a request of `comm`, which `test` tests.
+fn mark<T>(front: &Front, comm: &T, test: Test) {
+    front.test.store(test as *mut (), Ordering::Relaxed);
+    front.comm.store(std::ptr::from_ref(comm).cast_mut().cast(), Ordering::Relaxed);
+    front.tag.set(Request::TAG);
+}
 
-    /// Marks `front` as the beginning of a request of this communicator, which `test` tests.
-    fn mark(&self, front: &Front, test: Test) {
-        front.test.store(test as *mut (), Ordering::Relaxed);
-        front.comm.store(std::ptr::from_ref(self).cast_mut().cast(), Ordering::Relaxed);
-        front.tag.set(Request::TAG);
-    }
-
-    /// NCCL's pointer for the flush in `entry`, which `test` tests.
-    pub fn flush(&self, entry: &Entry<()>, test: Test) -> *mut c_void {
-        self.mark(entry.front(), test);
-        request(entry)
-    }
+/// NCCL's pointer for the flush in `entry` of `comm`, which `test` tests.
+pub fn flush(comm: &RecvComm, entry: &Entry<()>, test: Test) -> *mut c_void {
+    mark(entry.front(), comm, test);
+    request(entry)
 }
 
 /// NCCL's pointer for the request in `entry`.
@@ -297,7 +262,7 @@ impl Request {
     /// Its function. Call it with the pointer to this request.
     #[inline]
     pub fn test(&self) -> Test {
-        // SAFETY: `Comm::mark` has stored a function of this type in every object with this tag.
+        // SAFETY: [`mark`] has stored a function of this type in every object with this tag.
         unsafe { std::mem::transmute::<*mut (), Test>(self.0.test.load(Ordering::Relaxed)) }
     }
 
@@ -312,7 +277,7 @@ impl Request {
 /// # Safety
 /// The communicator is of this type and alive.
 #[inline]
-pub unsafe fn comm_of<T, R>(entry: &Entry<R>) -> &Comm<T> {
+pub unsafe fn comm_of<T, R>(entry: &Entry<R>) -> &T {
     // SAFETY: the caller's contract.
     unsafe { &*entry.front().comm.load(Ordering::Relaxed).cast() }
 }

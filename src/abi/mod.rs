@@ -10,7 +10,6 @@
 //! | [`devices`] | the devices of a table, by number |
 //! | [`context`] | NCCL's object for each of its communicators, from version 11 on |
 //! | [`profiler`], [`profiler_layout`] | NCCL's profiler interface, and its structs |
-//! | [`network_events`] | events of messages, for a user's profiler |
 //! | [`env_plugin`] | settings from NCCL's environment plugin |
 //! | [`handles`] | the other objects behind NCCL's `void*` |
 //! | [`guard`] | turns errors into result codes, and panics into errors |
@@ -44,7 +43,6 @@ pub mod nccl;
 pub mod nccl {
     include!(concat!(env!("OUT_DIR"), "/nccl.rs"));
 }
-mod network_events;
 mod output;
 mod process;
 mod profiler;

@@ -1,6 +1,7 @@
 //! Objects that exist once per process: the logger, the network, and the devices of each table.
 //! NCCL's `init` creates them.
 
+use super::datapath;
 use super::devices::Devices;
 use super::env_plugin::Settings;
 use super::nccl::ncclResult_t;
@@ -35,9 +36,6 @@ const FIRST_THAT_SORTS: c_int = 22907;
 
 /// The tables of NCCL up to 2.25, whose progress thread repeats failed calls.
 const REPEAT_FAILED_CALLS: RangeInclusive<u32> = 8..=9;
-
-/// The profiler that NCCL loads by default.
-const USUAL_PROFILER: &CStr = c"libnccl-profiler.so";
 
 /// The network, and the devices of each table.
 #[derive(Debug)]
@@ -96,14 +94,6 @@ pub(super) fn repeats_failed_calls() -> bool {
         .all(|version| REPEAT_FAILED_CALLS.contains(&version))
 }
 
-/// Whether the process has loaded the library.
-fn is_loaded(library: &CStr) -> bool {
-    // SAFETY: the name is a string; nothing is loaded.
-    let found = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    // SAFETY: the reference just taken.
-    !found.is_null() && unsafe { libc::dlclose(found) } == 0
-}
-
 /// The release of the NCCL that `log_function` belongs to, from `ncclGetVersion`. `None` if
 /// unknown, as in a program that contains NCCL but does not export it.
 fn release_of(log_function: nccl::ncclDebugLogger_t) -> Option<c_int> {
@@ -142,6 +132,9 @@ impl Process {
     pub(super) fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> Result<()> {
         logger::install(log_function);
         let process = PROCESS.get_or_try_init(|| Self::new(release_of(log_function)))?;
+        if process.network.connects_early() {
+            datapath::CONNECTS_EARLY.store(true, Ordering::Relaxed);
+        }
         // Without a device NCCL uses another network.
         let is_taken = !process.network.devices().is_empty();
         if is_taken && TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
@@ -161,16 +154,6 @@ impl Process {
             log::info!(target: INIT, "Ferrite: NCCL took ncclProfiler_v{version}: reports name operations");
         }
         is_wanted
-    }
-
-    /// The profiler that NCCL uses instead of Ferrite's, as far as known.
-    pub(super) fn other_profiler(&self) -> Option<&str> {
-        match self.network.other_profiler() {
-            _ if HAS_PROFILER.load(Ordering::Relaxed) => None,
-            Some("none") => None,
-            Some(name) => Some(name),
-            None => is_loaded(USUAL_PROFILER).then_some("libnccl-profiler.so"),
-        }
     }
 
     /// Whether NCCL uses the network, as far as known.

@@ -1,5 +1,5 @@
 //! ncclNet version 10 (NCCL 2.26): `connect` gets the communicator's settings; sends and receives
-//! carry handles for a profiler.
+//! carry handles for a profiler. `init` gets a function for a profiler, which Ferrite does not call.
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{
@@ -8,10 +8,12 @@ use super::layout::{
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
-use super::{calls, network_events, process, v8, v9};
+use super::{calls, process, v8, v9};
+use crate::abi::datapath::{CONNECTS_EARLY, handle_operation};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
+use std::sync::atomic::Ordering;
 
 /// The table.
 #[repr(C)]
@@ -53,25 +55,27 @@ pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
 });
 
 slots! {
-    init(log_function: nccl::ncclDebugLogger_t, profiler: ProfilerCallback)
-        => calls::init(10, log_function, profiler);
+    init(log_function: nccl::ncclDebugLogger_t, _profiler: ProfilerCallback) => calls::init(10, log_function);
     connect(
         dev: c_int, config: *const CommConfig, handle: *mut c_void, send_comm: *mut *mut c_void, _device: DeviceHandle,
     ) => calls::connect(10, || Ok(NcclComm { id: None, class: CommConfig::class(config) }), dev, handle, send_comm);
     isend(
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         phandle: *mut c_void, request: *mut *mut c_void,
-    ) => if network_events::are_looked_at() {
-        network_events::isend(send_comm, data, size, tag, mhandle, phandle, request)
-    } else {
+    ) => {
+        if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandle.is_null() {
+            handle_operation(send_comm);
+        }
         v9::isend(send_comm, data, size, tag, mhandle, request)
     };
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
         mhandles: *mut *mut c_void, phandles: *mut *mut c_void, request: *mut *mut c_void,
-    ) => if network_events::are_looked_at() {
-        network_events::irecv(recv_comm, n, data, sizes, tags, mhandles, phandles, request)
-    } else {
+    ) => {
+        // There is a handle for each of the n messages.
+        if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandles.is_null() && n > 0 && !(*phandles).is_null() {
+            handle_operation(recv_comm);
+        }
         v9::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
     };
 }

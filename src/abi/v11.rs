@@ -65,8 +65,8 @@ fn properties(of: Properties<'_>) -> PropertiesV11 {
 slots! {
     init<VERSION>(
         context: *mut *mut c_void, id: u64, config: *const CommConfig, log_function: nccl::ncclDebugLogger_t,
-        profiler: ProfilerCallback,
-    ) => context_calls::init(VERSION, context, id, config, log_function, profiler);
+        _profiler: ProfilerCallback,
+    ) => context_calls::init(VERSION, context, id, config, log_function);
     get_properties(dev: c_int, props: *mut PropertiesV11) => calls::get_properties(11, dev, props, properties);
     listen<VERSION>(context: *mut c_void, dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)
         => context_calls::listen(VERSION, context, dev, handle, listen_comm);

@@ -9,7 +9,6 @@ use super::table::{Exported, slots};
 use super::{datapath, process};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
-use std::ptr::null;
 
 /// The symbol that NCCL looks up.
 #[unsafe(no_mangle)]
@@ -54,7 +53,7 @@ fn properties(of: Properties<'_>) -> ncclNetProperties_v8_t {
 }
 
 slots! {
-    init<VERSION>(log_function: nccl::ncclDebugLogger_t) => calls::init(VERSION, log_function, null());
+    init<VERSION>(log_function: nccl::ncclDebugLogger_t) => calls::init(VERSION, log_function);
     devices<VERSION>(count: *mut c_int) => calls::devices(VERSION, count);
     get_properties(dev: c_int, props: *mut ncclNetProperties_v8_t) => calls::get_properties(8, dev, props, properties);
     listen<VERSION>(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void)

@@ -19,7 +19,6 @@ mod gpu;
 mod lanes;
 mod missing_devices;
 mod nccl_log;
-mod network_events;
 mod networks;
 mod port_scan;
 mod qp_connect;

@@ -212,14 +212,6 @@ impl SendComm {
         }
     }
 
-    /// The number of its first queue pair; 0 while it has none.
-    pub fn queue_pair(&self) -> u32 {
-        let number = |path: &mut SendPath| {
-            Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()))
-        };
-        self.path.enter(number).unwrap_or(0)
-    }
-
     /// Starts recovery from faults, if both ends support it. `owner` holds the communicator.
     pub fn start(&self, owner: &Weak<dyn Owner>) {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
