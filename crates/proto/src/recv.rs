@@ -323,7 +323,6 @@ impl RecvFlow {
     pub(super) fn state_of(&self, slot: SlotIndex) -> &'static str {
         self.arrivals[slot.index()].state_name()
     }
-
 }
 
 // Completion of requests.

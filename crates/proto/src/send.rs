@@ -316,9 +316,7 @@ impl SendFlow {
             Refusal::First | Refusal::Again => return Ok(None),
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
-                if let Fast::Begun(transfer) =
-                    self.submit_single(tag, addr, length, read, |_| ())
-                {
+                if let Fast::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
