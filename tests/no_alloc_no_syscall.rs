@@ -20,6 +20,7 @@ use lab::transport::comm::Region;
 use lab::transport::comm::Request;
 use lab::transport::comm::SendComm;
 use std::sync::Arc;
+use testkit::cases;
 use testkit::no_alloc_no_syscall::{Seen, is_supported, watch};
 use testkit::require;
 
@@ -158,14 +159,9 @@ fn messages_without_inline_data_neither_allocate_nor_call_the_system() -> Result
     neither(8, &env, Own::singles)
 }
 
-#[test]
-fn large_messages_neither_allocate_nor_call_the_system() -> Result<()> {
-    neither(1 << 16, &[], Own::singles)
-}
-
-#[test]
-fn groups_neither_allocate_nor_call_the_system() -> Result<()> {
-    neither(1000, &[], Own::group)
+cases! { Result<()>;
+    large_messages_neither_allocate_nor_call_the_system => neither(1 << 16, &[], Own::singles);
+    groups_neither_allocate_nor_call_the_system => neither(1000, &[], Own::group);
 }
 
 #[test]
@@ -194,13 +190,10 @@ fn neither_over_rails(rails: usize, arguments: &[&str], round: Round) -> Result<
     })
 }
 
-#[test]
-fn messages_over_two_rails_neither_allocate_nor_call_the_system() -> Result<()> {
-    neither_over_rails(2, &[], Own::singles)
-}
-
-/// Slots of clear-to-sends are twice as long then.
-#[test]
-fn messages_over_four_rails_neither_allocate_nor_call_the_system() -> Result<()> {
-    neither_over_rails(4, &["--devices", "4", "--ports", "2"], Own::group)
+cases! { Result<()>;
+    messages_over_two_rails_neither_allocate_nor_call_the_system =>
+        neither_over_rails(2, &[], Own::singles);
+    /// Slots of clear-to-sends are twice as long then.
+    messages_over_four_rails_neither_allocate_nor_call_the_system =>
+        neither_over_rails(4, &["--devices", "4", "--ports", "2"], Own::group);
 }

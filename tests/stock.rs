@@ -14,6 +14,7 @@ use lab::pair::PairPermit;
 use lab::pair::Setting;
 use lab::transport::Transport;
 use std::process::Command;
+use testkit::cases;
 use testkit::dist::{built, dist, plugin, softrnic_program};
 use testkit::{Missing, Scratch, program, require};
 
@@ -72,29 +73,12 @@ fn takes_version(release: &str, version: u32) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_loader_of_nccl_2_25_takes_version_9() -> Result<()> {
-    takes_version("2.25.1", 9)
-}
-
-#[test]
-fn the_loader_of_nccl_2_27_takes_version_10() -> Result<()> {
-    takes_version("2.27.5", 10)
-}
-
-#[test]
-fn the_loader_of_nccl_2_28_takes_version_11() -> Result<()> {
-    takes_version("2.28.9", 11)
-}
-
-#[test]
-fn the_loader_of_nccl_2_30_takes_version_12() -> Result<()> {
-    takes_version("2.30.7", 12)
-}
-
-#[test]
-fn the_loader_of_nccl_2_32_takes_version_12() -> Result<()> {
-    takes_version("2.32.3", 12)
+cases! { Result<()>;
+    the_loader_of_nccl_2_25_takes_version_9 => takes_version("2.25.1", 9);
+    the_loader_of_nccl_2_27_takes_version_10 => takes_version("2.27.5", 10);
+    the_loader_of_nccl_2_28_takes_version_11 => takes_version("2.28.9", 11);
+    the_loader_of_nccl_2_30_takes_version_12 => takes_version("2.30.7", 12);
+    the_loader_of_nccl_2_32_takes_version_12 => takes_version("2.32.3", 12);
 }
 
 /// The loader of `release`, which has taken the plugin's network, looks for a profiler with
@@ -123,19 +107,10 @@ fn finds_profiler(release: &str) -> Result<()> {
     asked_for(release, &[("NCCL_PROFILER_PLUGIN", "ferrite")], PROXY_EVENTS)
 }
 
-#[test]
-fn the_loader_of_nccl_2_28_finds_the_profiler() -> Result<()> {
-    finds_profiler("2.28.9")
-}
-
-#[test]
-fn the_loader_of_nccl_2_30_finds_the_profiler() -> Result<()> {
-    finds_profiler("2.30.7")
-}
-
-#[test]
-fn the_loader_of_nccl_2_32_finds_the_profiler() -> Result<()> {
-    finds_profiler("2.32.3")
+cases! { Result<()>;
+    the_loader_of_nccl_2_28_finds_the_profiler => finds_profiler("2.28.9");
+    the_loader_of_nccl_2_30_finds_the_profiler => finds_profiler("2.30.7");
+    the_loader_of_nccl_2_32_finds_the_profiler => finds_profiler("2.32.3");
 }
 
 #[test]

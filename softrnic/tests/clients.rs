@@ -183,15 +183,11 @@ fn qperf(bench: &Bench, options: &[&str], tests: &[&str]) {
     }
 }
 
-/// It addresses queue pairs by LIDs, as those of InfiniBand have them; over RoCE by librdmacm.
-#[test]
-fn qperf_over_rc_and_ud() {
-    qperf(&require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")])), &[], &["rc_lat", "ud_lat"]);
-}
-
-#[test]
-fn qperf_over_roce() {
-    qperf(&require!(Bench::of(QPERF, &[])), &["-cm", "1"], &["rc_lat"]);
+cases! { ();
+    /// It addresses queue pairs by LIDs, as those of InfiniBand have them; over RoCE by librdmacm.
+    qperf_over_rc_and_ud =>
+        qperf(&require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")])), &[], &["rc_lat", "ud_lat"]);
+    qperf_over_roce => qperf(&require!(Bench::of(QPERF, &[])), &["-cm", "1"], &["rc_lat"]);
 }
 
 #[test]
@@ -292,39 +288,15 @@ fn connections(name: &str) -> Result<(), Missing> {
     Ok(())
 }
 
-#[test]
-fn an_application_refuses_a_connection() {
-    require!(connections("refuses"));
-}
-
-#[test]
-fn calls_that_wait_take_events_of_their_own_identifier() {
-    require!(connections("two_at_once"));
-}
-
-#[test]
-fn a_second_disconnect_does_not_wait() {
-    require!(connections("disconnects_twice"));
-}
-
-#[test]
-fn a_connection_ends_though_a_forked_child_holds_its_socket() {
-    require!(connections("ends_beside_a_fork"));
-}
-
-#[test]
-fn a_forked_child_makes_connections_of_its_own() {
-    require!(connections("begins_anew_in_a_fork"));
-}
-
-#[test]
-fn a_process_without_descriptors_connects_later() {
-    require!(connections("has_no_descriptors"));
-}
-
-#[test]
-fn a_queue_pair_that_cannot_be_made_leaves_nothing() {
-    require!(connections("makes_no_queue_pair"));
+cases! { ();
+    an_application_refuses_a_connection => require!(connections("refuses"));
+    calls_that_wait_take_events_of_their_own_identifier => require!(connections("two_at_once"));
+    a_second_disconnect_does_not_wait => require!(connections("disconnects_twice"));
+    a_connection_ends_though_a_forked_child_holds_its_socket =>
+        require!(connections("ends_beside_a_fork"));
+    a_forked_child_makes_connections_of_its_own => require!(connections("begins_anew_in_a_fork"));
+    a_process_without_descriptors_connects_later => require!(connections("has_no_descriptors"));
+    a_queue_pair_that_cannot_be_made_leaves_nothing => require!(connections("makes_no_queue_pair"));
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(crate) mod prelude {
     pub(crate) use std::time::{Duration, Instant};
     pub(crate) use testkit::crash::in_child_that_dies;
     pub(crate) use testkit::dist::{dist, plugin};
-    pub(crate) use testkit::{Missing, Scratch, program, require, wait_until};
+    pub(crate) use testkit::{Missing, Scratch, cases, program, require, wait_until};
 }
 
 use lab::nccl::library::Source;

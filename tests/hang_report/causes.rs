@@ -158,15 +158,10 @@ fn a_sender_that_was_idle_before_it_was_asked_is_named_as_one_that_has_not_sent(
     says_nothing_of(&job, 1, &PATH);
 }
 
-#[test]
-fn in_a_ring_of_8_all_name_the_rank_that_has_stopped() {
-    all_name_rank_5(8, "1");
-}
-
-/// One of those that run at night.
-#[test]
-fn in_a_ring_of_64_all_name_the_rank_that_has_stopped() {
-    all_name_rank_5(64, "5");
+cases! { ();
+    in_a_ring_of_8_all_name_the_rank_that_has_stopped => all_name_rank_5(8, "1");
+    /// One of those that run at night.
+    in_a_ring_of_64_all_name_the_rank_that_has_stopped => all_name_rank_5(64, "5");
 }
 
 fn all_name_rank_5(count: u32, seconds: &str) {
@@ -253,20 +248,13 @@ fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
     }
 }
 
-#[test]
-fn a_long_wait_for_a_path_is_none_for_nccl() {
-    a_wait_is_one_of_a_path(&[], false);
-}
-
-#[test]
-fn a_long_wait_for_a_path_over_lanes_is_none_for_nccl() {
-    a_wait_is_one_of_a_path(&[("FERRITE_LANES", "2")], false);
-}
-
-/// No call takes the short way.
-#[test]
-fn a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_for_nccl() {
-    a_wait_is_one_of_a_path(&[], true);
+cases! { ();
+    a_long_wait_for_a_path_is_none_for_nccl => a_wait_is_one_of_a_path(&[], false);
+    a_long_wait_for_a_path_over_lanes_is_none_for_nccl =>
+        a_wait_is_one_of_a_path(&[("FERRITE_LANES", "2")], false);
+    /// No call takes the short way.
+    a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_for_nccl =>
+        a_wait_is_one_of_a_path(&[], true);
 }
 
 /// What the file of statistics of a rank says of its connection: the words of the only record.
@@ -453,17 +441,8 @@ fn a_report_appears(nccl_debug: &str) {
     }
 }
 
-#[test]
-fn a_report_appears_where_nccl_shows_warnings() {
-    a_report_appears("WARN");
-}
-
-#[test]
-fn a_report_appears_where_nccl_shows_nothing() {
-    a_report_appears("");
-}
-
-#[test]
-fn a_report_appears_where_only_some_releases_show_warnings() {
-    a_report_appears("ATTN");
+cases! { ();
+    a_report_appears_where_nccl_shows_warnings => a_report_appears("WARN");
+    a_report_appears_where_nccl_shows_nothing => a_report_appears("");
+    a_report_appears_where_only_some_releases_show_warnings => a_report_appears("ATTN");
 }

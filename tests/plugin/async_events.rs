@@ -40,12 +40,9 @@ fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_fatal_event_ends_the_connections_of_the_device() -> Result<()> {
-    a_device_dies("1", "its connections end", true)
-}
-
-#[test]
-fn a_fatal_event_is_only_logged_if_async_events_are_not_returned() -> Result<()> {
-    a_device_dies("0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false)
+cases! { Result<()>;
+    a_fatal_event_ends_the_connections_of_the_device =>
+        a_device_dies("1", "its connections end", true);
+    a_fatal_event_is_only_logged_if_async_events_are_not_returned =>
+        a_device_dies("0", "NCCL_IB_RETURN_ASYNC_EVENTS=0", false);
 }

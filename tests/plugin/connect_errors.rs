@@ -230,14 +230,11 @@ fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
     })
 }
 
-#[test]
-fn memory_that_the_device_has_no_room_for_is_explained() -> Result<()> {
-    likely_cause_of_refused_memory("ENOMEM", ["max_mr", "CmaFree"])
-}
-
-#[test]
-fn memory_that_the_kernel_refuses_is_explained() -> Result<()> {
-    likely_cause_of_refused_memory("EPERM", ["seccomp", "RLIMIT_MEMLOCK=0"])
+cases! { Result<()>;
+    memory_that_the_device_has_no_room_for_is_explained =>
+        likely_cause_of_refused_memory("ENOMEM", ["max_mr", "CmaFree"]);
+    memory_that_the_kernel_refuses_is_explained =>
+        likely_cause_of_refused_memory("EPERM", ["seccomp", "RLIMIT_MEMLOCK=0"]);
 }
 
 /// The plugin's own `connect`, killed after any number of calls: the listener that waits must not

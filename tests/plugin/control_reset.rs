@@ -175,16 +175,13 @@ const WITH_RECOVERY: (&str, &str) = ("FERRITE_GIVE_UP", "2");
 type Play = fn(&mut WorkerCtx, &Transport) -> Result<()>;
 type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
-/// Rank 0 waits for two messages in one receive, and one arrives. That shows that the
-/// clear-to-send has arrived: it is not what fails for want of an acknowledgement.
-#[test]
-fn a_receiver_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
-    a_receiver_is_reported_by_its_device(WITHOUT_RECOVERY)
-}
-
-#[test]
-fn a_receiver_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
-    a_receiver_is_reported_by_its_device(WITH_RECOVERY)
+cases! { Result<()>;
+    /// Rank 0 waits for two messages in one receive, and one arrives. That shows that the
+    /// clear-to-send has arrived: it is not what fails for want of an acknowledgement.
+    a_receiver_without_a_control_connection_is_reported_by_its_device =>
+        a_receiver_is_reported_by_its_device(WITHOUT_RECOVERY);
+    a_receiver_without_a_control_connection_gives_up_its_recovery =>
+        a_receiver_is_reported_by_its_device(WITH_RECOVERY);
 }
 
 fn a_receiver_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
@@ -228,14 +225,11 @@ fn a_receiver_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
     told_by_the_device(recovery, play, peer)
 }
 
-#[test]
-fn a_sender_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
-    a_sender_is_reported_by_its_device(WITHOUT_RECOVERY)
-}
-
-#[test]
-fn a_sender_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
-    a_sender_is_reported_by_its_device(WITH_RECOVERY)
+cases! { Result<()>;
+    a_sender_without_a_control_connection_is_reported_by_its_device =>
+        a_sender_is_reported_by_its_device(WITHOUT_RECOVERY);
+    a_sender_without_a_control_connection_gives_up_its_recovery =>
+        a_sender_is_reported_by_its_device(WITH_RECOVERY);
 }
 
 fn a_sender_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {

@@ -91,14 +91,11 @@ fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
     })
 }
 
-#[test]
-fn a_death_is_known_at_the_end_that_has_dialled_and_at_the_one_that_was_dialled() -> Result<()> {
-    a_death_is_known_at_both_ends(false)
-}
-
-#[test]
-fn the_death_of_a_peer_that_was_stopped_before_is_known_at_both_ends() -> Result<()> {
-    a_death_is_known_at_both_ends(true)
+cases! { Result<()>;
+    a_death_is_known_at_the_end_that_has_dialled_and_at_the_one_that_was_dialled =>
+        a_death_is_known_at_both_ends(false);
+    the_death_of_a_peer_that_was_stopped_before_is_known_at_both_ends =>
+        a_death_is_known_at_both_ends(true);
 }
 
 /// Both processes live, whatever ends their control connection, at both ends or at one: it is

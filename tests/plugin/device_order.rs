@@ -43,17 +43,11 @@ fn is_that_of(release: &str, env: &[(&str, &str)], expected: [&str; 2]) -> Resul
     })
 }
 
-#[test]
-fn devices_are_in_the_order_of_libibverbs_with_nccl_2_21() -> Result<()> {
-    is_that_of("2.21.5", &[], ["softrnic0", "softrnic1"])
-}
-
-#[test]
-fn devices_are_in_the_order_of_their_pci_addresses_with_nccl_2_32() -> Result<()> {
-    is_that_of("2.32.3", &[], ["softrnic1", "softrnic0"])
-}
-
-#[test]
-fn devices_are_in_the_order_of_libibverbs_if_nccl_2_32_is_asked_for_that() -> Result<()> {
-    is_that_of("2.32.3", &[("NCCL_IB_DEVICE_PCI_ORDER", "0")], ["softrnic0", "softrnic1"])
+cases! { Result<()>;
+    devices_are_in_the_order_of_libibverbs_with_nccl_2_21 =>
+        is_that_of("2.21.5", &[], ["softrnic0", "softrnic1"]);
+    devices_are_in_the_order_of_their_pci_addresses_with_nccl_2_32 =>
+        is_that_of("2.32.3", &[], ["softrnic1", "softrnic0"]);
+    devices_are_in_the_order_of_libibverbs_if_nccl_2_32_is_asked_for_that =>
+        is_that_of("2.32.3", &[("NCCL_IB_DEVICE_PCI_ORDER", "0")], ["softrnic0", "softrnic1"]);
 }

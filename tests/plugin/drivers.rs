@@ -64,39 +64,14 @@ fn messages_arrive(most: &str, excess: &str) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn inline_data_is_refused_above_96_bytes() -> Result<()> {
-    messages_arrive("96", "refuse")
-}
-
-#[test]
-fn inline_data_is_refused_without_a_reason() -> Result<()> {
-    messages_arrive("96", "silent")
-}
-
-#[test]
-fn less_inline_data_is_granted_than_asked_for() -> Result<()> {
-    messages_arrive("96", "grant")
-}
-
-#[test]
-fn one_clear_to_send_fits_inline() -> Result<()> {
-    messages_arrive("40", "silent")
-}
-
-#[test]
-fn no_inline_data_is_granted() -> Result<()> {
-    messages_arrive("0", "grant")
-}
-
-#[test]
-fn all_inline_data_is_refused() -> Result<()> {
-    messages_arrive("0", "refuse")
-}
-
-#[test]
-fn less_inline_data_than_a_clear_to_send() -> Result<()> {
-    messages_arrive("31", "grant")
+cases! { Result<()>;
+    inline_data_is_refused_above_96_bytes => messages_arrive("96", "refuse");
+    inline_data_is_refused_without_a_reason => messages_arrive("96", "silent");
+    less_inline_data_is_granted_than_asked_for => messages_arrive("96", "grant");
+    one_clear_to_send_fits_inline => messages_arrive("40", "silent");
+    no_inline_data_is_granted => messages_arrive("0", "grant");
+    all_inline_data_is_refused => messages_arrive("0", "refuse");
+    less_inline_data_than_a_clear_to_send => messages_arrive("31", "grant");
 }
 
 /// Each rail needs a key of its own.
@@ -134,31 +109,17 @@ fn messages_arrive_on(driver: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn messages_arrive_on_mlx5_and_bnxt_re() -> Result<()> {
-    ["mlx5", "bnxt_re"].into_iter().try_for_each(messages_arrive_on)
-}
-
-#[test]
-fn messages_arrive_on_erdma_and_irdma() -> Result<()> {
-    ["erdma", "irdma"].into_iter().try_for_each(messages_arrive_on)
-}
-
-#[test]
-fn messages_arrive_on_hns_and_ionic() -> Result<()> {
-    ["hns", "ionic"].into_iter().try_for_each(messages_arrive_on)
-}
-
-/// It grants inline data, and reads the memory later.
-#[test]
-fn messages_arrive_on_mana() -> Result<()> {
-    messages_arrive_on("mana")
-}
-
-/// Linux's software device: no card, but what many try it on.
-#[test]
-fn messages_arrive_on_rxe() -> Result<()> {
-    messages_arrive_on("rxe")
+cases! { Result<()>;
+    messages_arrive_on_mlx5_and_bnxt_re =>
+        ["mlx5", "bnxt_re"].into_iter().try_for_each(messages_arrive_on);
+    messages_arrive_on_erdma_and_irdma =>
+        ["erdma", "irdma"].into_iter().try_for_each(messages_arrive_on);
+    messages_arrive_on_hns_and_ionic =>
+        ["hns", "ionic"].into_iter().try_for_each(messages_arrive_on);
+    /// It grants inline data, and reads the memory later.
+    messages_arrive_on_mana => messages_arrive_on("mana");
+    /// Linux's software device: no card, but what many try it on.
+    messages_arrive_on_rxe => messages_arrive_on("rxe");
 }
 
 #[test]
@@ -253,16 +214,13 @@ fn queues_of_512_work_requests_suffice() -> Result<()> {
     Ok(())
 }
 
-/// Messages of three work requests each: two halves of a length, behind the data and apart from it.
-#[test]
-fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
-    long_messages_fill_a_send_queue(&require!(setting()))
-}
-
-/// The limit is not a refused post: irdma accepts more than it granted.
-#[test]
-fn a_send_queue_of_irdma_takes_no_more_long_messages() -> Result<()> {
-    long_messages_fill_a_send_queue(&require!(setting()).env("SOFTRNIC_DRIVER", "irdma"))
+cases! { Result<()>;
+    /// Messages of three work requests each: two halves of a length, behind the data and apart from it.
+    a_send_queue_takes_as_many_long_messages_as_it_has_room_for =>
+        long_messages_fill_a_send_queue(&require!(setting()));
+    /// The limit is not a refused post: irdma accepts more than it granted.
+    a_send_queue_of_irdma_takes_no_more_long_messages =>
+        long_messages_fill_a_send_queue(&require!(setting()).env("SOFTRNIC_DRIVER", "irdma"));
 }
 
 fn long_messages_fill_a_send_queue(setting: &Setting) -> Result<()> {

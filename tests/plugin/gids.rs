@@ -318,14 +318,10 @@ fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
     })
 }
 
-#[test]
-fn both_ends_use_the_ece_options_that_both_have() -> Result<()> {
-    agree_on(["1", "1"], Some("use ECE options 0x5 of 0xf000"))
-}
-
-#[test]
-fn ece_options_that_one_end_disables_are_not_used() -> Result<()> {
-    agree_on(["1", "0"], None)
+cases! { Result<()>;
+    both_ends_use_the_ece_options_that_both_have =>
+        agree_on(["1", "1"], Some("use ECE options 0x5 of 0xf000"));
+    ece_options_that_one_end_disables_are_not_used => agree_on(["1", "0"], None);
 }
 
 #[test]

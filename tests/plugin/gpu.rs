@@ -85,14 +85,11 @@ fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&s
     Ok(())
 }
 
-#[test]
-fn gpu_memory_by_address_is_promised_if_a_registration_works() -> Result<()> {
-    promised("peermem", |_| {}, HOST | CUDA, &[])
-}
-
-#[test]
-fn gpu_memory_by_dmabuf_is_promised_if_the_device_takes_it() -> Result<()> {
-    promised("dmabuf", |_| {}, HOST | DMABUF, &[])
+cases! { Result<()>;
+    gpu_memory_by_address_is_promised_if_a_registration_works =>
+        promised("peermem", |_| {}, HOST | CUDA, &[]);
+    gpu_memory_by_dmabuf_is_promised_if_the_device_takes_it =>
+        promised("dmabuf", |_| {}, HOST | DMABUF, &[]);
 }
 
 #[test]
@@ -232,20 +229,11 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
     Ok(())
 }
 
-#[test]
-fn gpu_memory_by_address_arrives() -> Result<()> {
-    arrives(BYTES, "peermem", false, "")
-}
-
-/// The processor cannot read it, so it is not sent inline.
-#[test]
-fn a_short_message_of_gpu_memory_arrives() -> Result<()> {
-    arrives(20, "peermem", false, "")
-}
-
-#[test]
-fn gpu_memory_by_dmabuf_arrives() -> Result<()> {
-    arrives(BYTES, "dmabuf", true, "")
+cases! { Result<()>;
+    gpu_memory_by_address_arrives => arrives(BYTES, "peermem", false, "");
+    /// The processor cannot read it, so it is not sent inline.
+    a_short_message_of_gpu_memory_arrives => arrives(20, "peermem", false, "");
+    gpu_memory_by_dmabuf_arrives => arrives(BYTES, "dmabuf", true, "");
 }
 
 /// NCCL has closed the descriptor by which the memory was registered.

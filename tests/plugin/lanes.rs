@@ -30,14 +30,9 @@ fn ranks_use(lanes: [&str; 2], expected: [usize; 2]) -> Result<()> {
     })
 }
 
-#[test]
-fn ends_with_other_numbers_of_lanes_use_the_lesser() -> Result<()> {
-    ranks_use(["4", "3"], [3, 3])
-}
-
-#[test]
-fn one_lane_at_an_end_is_one_for_both() -> Result<()> {
-    ranks_use(["1", "8"], [1, 1])
+cases! { Result<()>;
+    ends_with_other_numbers_of_lanes_use_the_lesser => ranks_use(["4", "3"], [3, 3]);
+    one_lane_at_an_end_is_one_for_both => ranks_use(["1", "8"], [1, 1]);
 }
 
 /// Each device has six queue pairs for a connection each way: two are left for the second end, and

@@ -113,12 +113,9 @@ fn shows_a_warning(nccl: &Path, is_old: bool, setting: Setting) -> Result<()> {
 const ROWS_OF_LINES: [(u32, u64); 8] =
     [(2, 0), (2, 1), (2, 16), (2, u64::MAX), (3, 1), (3, 16), (3, 17), (5, 16)];
 
-#[test]
-fn nccl_2_21_5_shows_the_plugins_warnings_wherever_it_shows_its_own() -> Result<()> {
-    shows_warnings_as_its_own("2.21.5")
-}
-
-#[test]
-fn nccl_2_32_3_shows_the_plugins_warnings_wherever_it_shows_its_own() -> Result<()> {
-    shows_warnings_as_its_own("2.32.3")
+cases! { Result<()>;
+    nccl_2_21_5_shows_the_plugins_warnings_wherever_it_shows_its_own =>
+        shows_warnings_as_its_own("2.21.5");
+    nccl_2_32_3_shows_the_plugins_warnings_wherever_it_shows_its_own =>
+        shows_warnings_as_its_own("2.32.3");
 }

@@ -146,14 +146,9 @@ fn not_resolved_yet(device: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn a_first_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
-    not_resolved_yet("softrnic0")
-}
-
-#[test]
-fn a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again() -> Result<()> {
-    not_resolved_yet("softrnic1")
+cases! { Result<()>;
+    a_first_rail_whose_peer_is_not_resolved_yet_is_tried_again => not_resolved_yet("softrnic0");
+    a_last_rail_whose_peer_is_not_resolved_yet_is_tried_again => not_resolved_yet("softrnic1");
 }
 
 /// Each has as many attempts as are allowed, no matter how many the one before it took.

@@ -37,15 +37,12 @@ const FOURS: [&str; 2] = [
     "softrnic2:1+softrnic2:2+softrnic3:1+softrnic3:2",
 ];
 
-#[test]
-fn every_size_arrives_over_two_rails() -> Result<()> {
-    faithful::run(&["--devices", "4"], |s| s, |worker| exchange_all(worker, PAIRS))
-}
-
-/// Slots of clear-to-sends are twice as long then.
-#[test]
-fn every_size_arrives_over_four_rails() -> Result<()> {
-    faithful::run(&["--devices", "4", "--ports", "2"], |s| s, |worker| exchange_all(worker, FOURS))
+cases! { Result<()>;
+    every_size_arrives_over_two_rails =>
+        faithful::run(&["--devices", "4"], |s| s, |worker| exchange_all(worker, PAIRS));
+    /// Slots of clear-to-sends are twice as long then.
+    every_size_arrives_over_four_rails =>
+        faithful::run(&["--devices", "4", "--ports", "2"], |s| s, |worker| exchange_all(worker, FOURS));
 }
 
 #[test]

@@ -111,17 +111,11 @@ fn configuration_file_counts(release: &str) -> Result<()> {
     over_loader(release, &[(&[named], 1), (&[named, ("NCCL_IB_HCA", "softrnic")], 2)])
 }
 
-#[test]
-fn settings_of_the_configuration_file_of_nccl_2_28_reach_ferrite() -> Result<()> {
-    configuration_file_counts("2.28.9")
-}
-
-#[test]
-fn settings_of_the_configuration_file_of_nccl_2_30_reach_ferrite() -> Result<()> {
-    configuration_file_counts("2.30.7")
-}
-
-#[test]
-fn settings_of_the_configuration_file_of_nccl_2_32_reach_ferrite() -> Result<()> {
-    configuration_file_counts("2.32.3")
+cases! { Result<()>;
+    settings_of_the_configuration_file_of_nccl_2_28_reach_ferrite =>
+        configuration_file_counts("2.28.9");
+    settings_of_the_configuration_file_of_nccl_2_30_reach_ferrite =>
+        configuration_file_counts("2.30.7");
+    settings_of_the_configuration_file_of_nccl_2_32_reach_ferrite =>
+        configuration_file_counts("2.32.3");
 }

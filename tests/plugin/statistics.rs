@@ -216,22 +216,14 @@ fn goes_on_without_a_file(folder: &str, why: &'static str) -> Result<()> {
     })
 }
 
-#[test]
-fn without_the_folder_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
-    goes_on_without_a_file("/no/such/folder", "No such file or directory")
-}
-
-/// Writing to the memory of a file without blocks ends a process by a signal.
-#[test]
-fn on_a_full_file_system_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
-    in_file_system_of("4k")
-}
-
-/// NCCL needs room for itself.
-#[test]
-fn on_a_file_system_of_which_it_would_take_most_there_is_no_file_and_a_line_in_the_log()
--> Result<()> {
-    in_file_system_of("12k")
+cases! { Result<()>;
+    without_the_folder_there_is_no_file_and_a_line_in_the_log =>
+        goes_on_without_a_file("/no/such/folder", "No such file or directory");
+    /// Writing to the memory of a file without blocks ends a process by a signal.
+    on_a_full_file_system_there_is_no_file_and_a_line_in_the_log => in_file_system_of("4k");
+    /// NCCL needs room for itself.
+    on_a_file_system_of_which_it_would_take_most_there_is_no_file_and_a_line_in_the_log =>
+        in_file_system_of("12k");
 }
 
 fn in_file_system_of(size: &str) -> Result<()> {

@@ -23,14 +23,9 @@ fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn every_size_arrives_whole_truncated_or_short() -> Result<()> {
-    all_sizes(&[])
-}
-
-#[test]
-fn messages_take_turns_on_four_queue_pairs() -> Result<()> {
-    all_sizes(&[("NCCL_IB_QPS_PER_CONNECTION", "4")])
+cases! { Result<()>;
+    every_size_arrives_whole_truncated_or_short => all_sizes(&[]);
+    messages_take_turns_on_four_queue_pairs => all_sizes(&[("NCCL_IB_QPS_PER_CONNECTION", "4")]);
 }
 
 #[test]
@@ -71,14 +66,11 @@ fn a_message_beyond_its_receive_is_reported(
     })
 }
 
-#[test]
-fn a_message_that_is_cut_to_its_receive_is_reported_once() -> Result<()> {
-    a_message_beyond_its_receive_is_reported(&[], 8192, 4096)
-}
-
-#[test]
-fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_reported_once() -> Result<()> {
-    a_message_beyond_its_receive_is_reported(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
+cases! { Result<()>;
+    a_message_that_is_cut_to_its_receive_is_reported_once =>
+        a_message_beyond_its_receive_is_reported(&[], 8192, 4096);
+    a_message_of_several_stripes_that_is_cut_to_its_receive_is_reported_once =>
+        a_message_beyond_its_receive_is_reported(&[("FERRITE_LANES", "4")], 1 << 20, 65536);
 }
 
 /// The queue pairs of this process that have sent data which the device has read from memory:
@@ -130,14 +122,11 @@ fn small_messages_go_over(expected: usize, env: (&str, &str)) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn small_messages_stay_on_one_lane_and_a_large_one_goes_over_all() -> Result<()> {
-    small_messages_go_over(1, ("FERRITE_LANES", "4"))
-}
-
-#[test]
-fn small_messages_take_turns_on_queue_pairs_that_are_no_lanes() -> Result<()> {
-    small_messages_go_over(4, ("NCCL_IB_QPS_PER_CONNECTION", "4"))
+cases! { Result<()>;
+    small_messages_stay_on_one_lane_and_a_large_one_goes_over_all =>
+        small_messages_go_over(1, ("FERRITE_LANES", "4"));
+    small_messages_take_turns_on_queue_pairs_that_are_no_lanes =>
+        small_messages_go_over(4, ("NCCL_IB_QPS_PER_CONNECTION", "4"));
 }
 
 #[test]

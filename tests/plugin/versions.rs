@@ -42,24 +42,12 @@ fn classes_are(version: u32, classes: [&str; 2]) -> Result<()> {
     })
 }
 
-#[test]
-fn version_8_knows_no_traffic_class() -> Result<()> {
-    classes_are(8, ["class 0,"; 2])
-}
-
-#[test]
-fn version_10_tells_the_sender_alone_the_traffic_class() -> Result<()> {
-    classes_are(10, ["class 0,", "class 42,"])
-}
-
-#[test]
-fn version_11_tells_both_ends_the_traffic_class() -> Result<()> {
-    classes_are(11, ["class 42,"; 2])
-}
-
-#[test]
-fn version_12_tells_both_ends_the_traffic_class() -> Result<()> {
-    classes_are(12, ["class 42,"; 2])
+cases! { Result<()>;
+    version_8_knows_no_traffic_class => classes_are(8, ["class 0,"; 2]);
+    version_10_tells_the_sender_alone_the_traffic_class =>
+        classes_are(10, ["class 0,", "class 42,"]);
+    version_11_tells_both_ends_the_traffic_class => classes_are(11, ["class 42,"; 2]);
+    version_12_tells_both_ends_the_traffic_class => classes_are(12, ["class 42,"; 2]);
 }
 
 #[test]
@@ -94,14 +82,10 @@ fn said_once(version: u32, words: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn nccl_of_version_9_does_not_end_an_abort_which_is_said_once() -> Result<()> {
-    said_once(9, "ncclCommAbort does not return")
-}
-
-#[test]
-fn nccl_of_version_10_drops_errors_which_is_said_once() -> Result<()> {
-    said_once(10, "do not report this error")
+cases! { Result<()>;
+    nccl_of_version_9_does_not_end_an_abort_which_is_said_once =>
+        said_once(9, "ncclCommAbort does not return");
+    nccl_of_version_10_drops_errors_which_is_said_once => said_once(10, "do not report this error");
 }
 
 #[test]

@@ -34,14 +34,11 @@ fn a_peer_dies(rules: &str, time: Duration) -> Result<()> {
     })
 }
 
-#[test]
-fn the_death_of_a_peer_is_reported_while_this_end_has_no_port() -> Result<()> {
-    a_peer_dies("port-down=30s device=softrnic0 message=60 times=1", Duration::from_millis(500))
-}
-
-#[test]
-fn the_death_of_a_peer_is_reported_while_the_peer_has_no_port() -> Result<()> {
-    a_peer_dies("port-down=30s device=softrnic1 message=60 times=1", Duration::from_millis(500))
+cases! { Result<()>;
+    the_death_of_a_peer_is_reported_while_this_end_has_no_port =>
+        a_peer_dies("port-down=30s device=softrnic0 message=60 times=1", Duration::from_millis(500));
+    the_death_of_a_peer_is_reported_while_the_peer_has_no_port =>
+        a_peer_dies("port-down=30s device=softrnic1 message=60 times=1", Duration::from_millis(500));
 }
 
 #[test]
@@ -83,14 +80,11 @@ fn a_peer_that_gives_up_during_a_recovery_is_reported_at_any_step() -> Result<()
     a_peer_gives_up(Fabric::OneRail, rules, &times)
 }
 
-#[test]
-fn a_peer_that_gives_up_while_its_port_is_down_is_reported() -> Result<()> {
-    a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic1 message=20", &[300])
-}
-
-#[test]
-fn a_peer_that_gives_up_while_the_other_port_is_down_is_reported() -> Result<()> {
-    a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic0 message=20", &[300])
+cases! { Result<()>;
+    a_peer_that_gives_up_while_its_port_is_down_is_reported =>
+        a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic1 message=20", &[300]);
+    a_peer_that_gives_up_while_the_other_port_is_down_is_reported =>
+        a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic0 message=20", &[300]);
 }
 
 /// The receiver has all messages and closes; the sender has had no acknowledgement of the last one.

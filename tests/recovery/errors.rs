@@ -174,16 +174,11 @@ fn a_complete_message_ends_well_before_one_that_fails(first: usize) -> Result<()
     })
 }
 
-#[test]
-fn a_message_that_is_complete_ends_well_if_the_sender_finds_first_that_the_next_one_has_failed()
--> Result<()> {
-    a_complete_message_ends_well_before_one_that_fails(0)
-}
-
-#[test]
-fn a_message_that_is_complete_ends_well_if_the_receiver_finds_first_that_the_next_one_has_failed()
--> Result<()> {
-    a_complete_message_ends_well_before_one_that_fails(1)
+cases! { Result<()>;
+    a_message_that_is_complete_ends_well_if_the_sender_finds_first_that_the_next_one_has_failed =>
+        a_complete_message_ends_well_before_one_that_fails(0);
+    a_message_that_is_complete_ends_well_if_the_receiver_finds_first_that_the_next_one_has_failed =>
+        a_complete_message_ends_well_before_one_that_fails(1);
 }
 
 #[test]
@@ -285,12 +280,9 @@ fn recovers_before_anything_is_tested(fails: usize, rule: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn a_failed_clear_to_send_is_cured_before_its_receive_is_tested() -> Result<()> {
-    recovers_before_anything_is_tested(1, "qp-error opcode=write device=softrnic1 times=1")
-}
-
-#[test]
-fn a_failed_message_is_cured_before_its_send_is_tested() -> Result<()> {
-    recovers_before_anything_is_tested(0, "qp-error opcode=write-imm device=softrnic0 times=1")
+cases! { Result<()>;
+    a_failed_clear_to_send_is_cured_before_its_receive_is_tested =>
+        recovers_before_anything_is_tested(1, "qp-error opcode=write device=softrnic1 times=1");
+    a_failed_message_is_cured_before_its_send_is_tested =>
+        recovers_before_anything_is_tested(0, "qp-error opcode=write-imm device=softrnic0 times=1");
 }

@@ -119,16 +119,12 @@ fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery()
     })
 }
 
-/// The read goes over the device as it is open then, with the key that the memory has there.
-#[test]
-fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> Result<()> {
-    under_way_when_the_device_fails(&[])
-}
-
-#[test]
-fn a_flush_that_is_under_way_when_the_device_fails_and_completes_nothing_more_is_done_when_it_is_back()
--> Result<()> {
-    under_way_when_the_device_fails(&[("SOFTRNIC_SILENT_FAILURE", "1")])
+cases! { Result<()>;
+    /// The read goes over the device as it is open then, with the key that the memory has there.
+    a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back =>
+        under_way_when_the_device_fails(&[]);
+    a_flush_that_is_under_way_when_the_device_fails_and_completes_nothing_more_is_done_when_it_is_back =>
+        under_way_when_the_device_fails(&[("SOFTRNIC_SILENT_FAILURE", "1")]);
 }
 
 fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {

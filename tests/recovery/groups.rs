@@ -84,12 +84,9 @@ fn all_groups_arrive(fabric: Fabric) -> Result<()> {
     })
 }
 
-#[test]
-fn the_messages_of_a_group_that_have_not_arrived_are_sent_again_on_one_rail() -> Result<()> {
-    all_groups_arrive(Fabric::OneRail)
-}
-
-#[test]
-fn the_messages_of_a_group_that_have_not_arrived_are_sent_again_on_two_rails() -> Result<()> {
-    all_groups_arrive(Fabric::TwoRails)
+cases! { Result<()>;
+    the_messages_of_a_group_that_have_not_arrived_are_sent_again_on_one_rail =>
+        all_groups_arrive(Fabric::OneRail);
+    the_messages_of_a_group_that_have_not_arrived_are_sent_again_on_two_rails =>
+        all_groups_arrive(Fabric::TwoRails);
 }

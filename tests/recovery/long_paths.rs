@@ -55,12 +55,7 @@ fn is_learnt(fabric: Fabric) -> Result<()> {
     })
 }
 
-#[test]
-fn a_long_round_trip_is_learnt() -> Result<()> {
-    is_learnt(Fabric::OneRail)
-}
-
-#[test]
-fn a_long_round_trip_is_learnt_on_two_rails() -> Result<()> {
-    is_learnt(Fabric::TwoRails)
+cases! { Result<()>;
+    a_long_round_trip_is_learnt => is_learnt(Fabric::OneRail);
+    a_long_round_trip_is_learnt_on_two_rails => is_learnt(Fabric::TwoRails);
 }

@@ -66,34 +66,19 @@ fn all_arrives_despite(fault: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn all_arrives_if_a_new_queue_pair_fails_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("qp-error message=1 times=1")
-}
-
-#[test]
-fn all_arrives_if_the_port_falls_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("port-down=20ms message=1 times=1")
-}
-
-#[test]
-fn all_arrives_if_a_new_queue_pair_reaches_nobody_for_a_time_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("drop attempts=all message=1.. for=100ms")
-}
-
-#[test]
-fn all_arrives_if_the_port_gets_other_addresses_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("port-down=20ms gid=other message=1 times=1")
-}
-
-#[test]
-fn all_arrives_if_the_device_fails_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("device-fatal=200ms message=1 times=1")
-}
-
-#[test]
-fn all_arrives_if_the_completion_queue_fails_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_despite("cq-overrun message=1 times=1")
+cases! { Result<()>;
+    all_arrives_if_a_new_queue_pair_fails_while_a_lane_is_moved =>
+        all_arrives_despite("qp-error message=1 times=1");
+    all_arrives_if_the_port_falls_while_a_lane_is_moved =>
+        all_arrives_despite("port-down=20ms message=1 times=1");
+    all_arrives_if_a_new_queue_pair_reaches_nobody_for_a_time_while_a_lane_is_moved =>
+        all_arrives_despite("drop attempts=all message=1.. for=100ms");
+    all_arrives_if_the_port_gets_other_addresses_while_a_lane_is_moved =>
+        all_arrives_despite("port-down=20ms gid=other message=1 times=1");
+    all_arrives_if_the_device_fails_while_a_lane_is_moved =>
+        all_arrives_despite("device-fatal=200ms message=1 times=1");
+    all_arrives_if_the_completion_queue_fails_while_a_lane_is_moved =>
+        all_arrives_despite("cq-overrun message=1 times=1");
 }
 
 /// The control connections are reset after so many pieces of what the ends say to each other of the
@@ -134,14 +119,11 @@ fn all_arrives_although_control_connections_are_reset(
     })
 }
 
-#[test]
-fn all_arrives_if_the_control_connection_is_reset_while_a_lane_is_moved() -> Result<()> {
-    all_arrives_although_control_connections_are_reset([2])
-}
-
-#[test]
-fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_move() -> Result<()> {
-    all_arrives_although_control_connections_are_reset(1..8)
+cases! { Result<()>;
+    all_arrives_if_the_control_connection_is_reset_while_a_lane_is_moved =>
+        all_arrives_although_control_connections_are_reset([2]);
+    all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_move =>
+        all_arrives_although_control_connections_are_reset(1..8);
 }
 
 /// Rank 0, a child process, dies with the first message on a new queue pair; rank 1 gets an error.

@@ -52,20 +52,14 @@ fn a_path_that_loses_large_packets_has_smaller_ones_with_short_retries() -> Resu
     smaller_packets_are_taken_with(&short, Fabric::OneRail, "", None)
 }
 
-#[test]
-fn a_path_that_loses_large_packets_one_way_has_smaller_ones() -> Result<()> {
-    smaller_packets_are_taken(Fabric::OneRail, "device=softrnic1", Some(1))
-}
-
-#[test]
-fn paths_of_lanes_that_lose_large_packets_have_smaller_ones() -> Result<()> {
-    smaller_packets_are_taken(Fabric::Lanes, "", None)
-}
-
-/// The second rail is left out, tried again, and taken in with smaller packets.
-#[test]
-fn one_rail_of_two_that_loses_large_packets_has_smaller_ones() -> Result<()> {
-    smaller_packets_are_taken(Fabric::TwoRails, "device=softrnic1", Some(0))
+cases! { Result<()>;
+    a_path_that_loses_large_packets_one_way_has_smaller_ones =>
+        smaller_packets_are_taken(Fabric::OneRail, "device=softrnic1", Some(1));
+    paths_of_lanes_that_lose_large_packets_have_smaller_ones =>
+        smaller_packets_are_taken(Fabric::Lanes, "", None);
+    /// The second rail is left out, tried again, and taken in with smaller packets.
+    one_rail_of_two_that_loses_large_packets_has_smaller_ones =>
+        smaller_packets_are_taken(Fabric::TwoRails, "device=softrnic1", Some(0));
 }
 
 /// No MTU is as small. The error says what arrives and what is lost, what it may be, and not that

@@ -144,14 +144,10 @@ fn is_left(loss: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn a_dead_path_is_left_by_the_lanes_on_it_alone() -> Result<()> {
-    is_left("drop attempts=all")
-}
-
-#[test]
-fn a_path_that_loses_packets_is_left_by_the_lanes_on_it_alone() -> Result<()> {
-    is_left("drop attempts=all chance=0.1")
+cases! { Result<()>;
+    a_dead_path_is_left_by_the_lanes_on_it_alone => is_left("drop attempts=all");
+    a_path_that_loses_packets_is_left_by_the_lanes_on_it_alone =>
+        is_left("drop attempts=all chance=0.1");
 }
 
 /// The receiver asks for messages now and then only. None of `stream`'s lanes at rank 0's end is

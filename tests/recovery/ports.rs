@@ -11,14 +11,11 @@ fn over_one_rail(rules: &str, shape: Shape) -> Result<()> {
     all_arrives(Fabric::OneRail, rules, shape, MESSAGES)
 }
 
-#[test]
-fn all_arrives_if_the_port_of_rank_0_falls_for_20_ms() -> Result<()> {
-    over_one_rail("port-down=20ms device=softrnic0 message=60 times=1", LONG)
-}
-
-#[test]
-fn all_arrives_if_the_port_of_rank_1_falls_for_20_ms() -> Result<()> {
-    over_one_rail("port-down=20ms device=softrnic1 message=60 times=1", LONG)
+cases! { Result<()>;
+    all_arrives_if_the_port_of_rank_0_falls_for_20_ms =>
+        over_one_rail("port-down=20ms device=softrnic0 message=60 times=1", LONG);
+    all_arrives_if_the_port_of_rank_1_falls_for_20_ms =>
+        over_one_rail("port-down=20ms device=softrnic1 message=60 times=1", LONG);
 }
 
 #[test]

@@ -4,20 +4,14 @@ use crate::common::prelude::*;
 use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, sent, set_port};
 use crate::stream::{LONG, SHORT, Stream};
 
-#[test]
-fn all_arrives_over_rail_0_if_rail_1_falls_for_good() -> Result<()> {
-    all_arrives(Fabric::TwoRails, "port-down device=softrnic1 message=60 times=1", LONG, 300)
-}
-
-#[test]
-fn all_arrives_over_rail_1_if_rail_0_falls_for_good() -> Result<()> {
-    all_arrives(Fabric::TwoRails, "port-down device=softrnic2 message=60 times=1", LONG, 300)
-}
-
-/// Its memory keys are gone with it.
-#[test]
-fn all_arrives_over_the_other_card_if_a_device_fails_for_good() -> Result<()> {
-    all_arrives(Fabric::TwoRails, "device-fatal device=softrnic1 message=60 times=1", LONG, 300)
+cases! { Result<()>;
+    all_arrives_over_rail_0_if_rail_1_falls_for_good =>
+        all_arrives(Fabric::TwoRails, "port-down device=softrnic1 message=60 times=1", LONG, 300);
+    all_arrives_over_rail_1_if_rail_0_falls_for_good =>
+        all_arrives(Fabric::TwoRails, "port-down device=softrnic2 message=60 times=1", LONG, 300);
+    /// Its memory keys are gone with it.
+    all_arrives_over_the_other_card_if_a_device_fails_for_good =>
+        all_arrives(Fabric::TwoRails, "device-fatal device=softrnic1 message=60 times=1", LONG, 300);
 }
 
 /// Rail 0 returns after rail 1 has fallen for good.

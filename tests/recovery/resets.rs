@@ -117,14 +117,11 @@ fn a_device_of_rail_1_returns(device: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn a_rail_carries_its_part_again_when_its_device_of_rank_0_is_back() -> Result<()> {
-    a_device_of_rail_1_returns("softrnic1")
-}
-
-#[test]
-fn a_rail_carries_its_part_again_when_its_device_of_rank_1_is_back() -> Result<()> {
-    a_device_of_rail_1_returns("softrnic3")
+cases! { Result<()>;
+    a_rail_carries_its_part_again_when_its_device_of_rank_0_is_back =>
+        a_device_of_rail_1_returns("softrnic1");
+    a_rail_carries_its_part_again_when_its_device_of_rank_1_is_back =>
+        a_device_of_rail_1_returns("softrnic3");
 }
 
 /// Device 0 fails for so long, once there is a message of `trigger`, and both ranks know.

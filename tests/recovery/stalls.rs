@@ -45,14 +45,9 @@ fn a_late_sender_is_waited_for(fabric: Fabric) -> Result<()> {
     })
 }
 
-#[test]
-fn a_late_sender_is_waited_for_on_one_rail() -> Result<()> {
-    a_late_sender_is_waited_for(Fabric::OneRail)
-}
-
-#[test]
-fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
-    a_late_sender_is_waited_for(Fabric::TwoRails)
+cases! { Result<()>;
+    a_late_sender_is_waited_for_on_one_rail => a_late_sender_is_waited_for(Fabric::OneRail);
+    a_late_sender_is_waited_for_on_two_rails => a_late_sender_is_waited_for(Fabric::TwoRails);
 }
 
 /// More receives than the send queue has room for writes of their clear-to-sends. None of these is
@@ -130,12 +125,9 @@ fn a_lost_write_is_found_by_the_long_way(lost: &str) -> Result<()> {
     })
 }
 
-#[test]
-fn a_lost_message_is_found_by_the_long_way() -> Result<()> {
-    a_lost_write_is_found_by_the_long_way("drop opcode=write-imm device=softrnic0 times=1")
-}
-
-#[test]
-fn a_lost_clear_to_send_is_found_by_the_long_way() -> Result<()> {
-    a_lost_write_is_found_by_the_long_way("drop opcode=write device=softrnic1 times=1")
+cases! { Result<()>;
+    a_lost_message_is_found_by_the_long_way =>
+        a_lost_write_is_found_by_the_long_way("drop opcode=write-imm device=softrnic0 times=1");
+    a_lost_clear_to_send_is_found_by_the_long_way =>
+        a_lost_write_is_found_by_the_long_way("drop opcode=write device=softrnic1 times=1");
 }

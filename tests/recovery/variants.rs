@@ -3,6 +3,7 @@
 use crate::fabric::{Fabric, end, run};
 use crate::stream::{LONG, SHORT, Shape, Stream};
 use lab::error::Result;
+use testkit::cases;
 
 /// `count` messages each way, with these settings of the software device.
 fn all_arrives(fabric: Fabric, env: &[(&str, &str)], shape: Shape, count: usize) -> Result<()> {
@@ -25,14 +26,11 @@ fn all_arrives_beside_stale_completions(fabric: Fabric) -> Result<()> {
     all_arrives(fabric, &env, SHORT, 2000)
 }
 
-#[test]
-fn completions_of_former_queue_pairs_change_nothing_on_one_rail() -> Result<()> {
-    all_arrives_beside_stale_completions(Fabric::OneRail)
-}
-
-#[test]
-fn completions_of_former_queue_pairs_change_nothing_on_lanes() -> Result<()> {
-    all_arrives_beside_stale_completions(Fabric::Lanes)
+cases! { Result<()>;
+    completions_of_former_queue_pairs_change_nothing_on_one_rail =>
+        all_arrives_beside_stale_completions(Fabric::OneRail);
+    completions_of_former_queue_pairs_change_nothing_on_lanes =>
+        all_arrives_beside_stale_completions(Fabric::Lanes);
 }
 
 /// A message waits for a receive, all but its last packet in place, when the port of the receiver

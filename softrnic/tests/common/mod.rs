@@ -30,5 +30,5 @@ pub mod prelude {
     pub use std::ptr;
     pub use std::time::{Duration, Instant};
     pub use testkit::softrnic::Softrnic;
-    pub use testkit::{Missing, Peer, Scratch, require, skipped, wait_until};
+    pub use testkit::{Missing, Peer, Scratch, cases, require, skipped, wait_until};
 }

@@ -27,19 +27,10 @@ const SIZES: [usize; 20] = [
 ];
 const SPACE: usize = (4 << 20) + 256;
 
-#[test]
-fn every_opcode_between_processes() {
-    Softrnic::new().pair(every_opcode);
-}
-
-#[test]
-fn every_opcode_with_late_execution() {
-    Softrnic::new().strict().pair(every_opcode);
-}
-
-#[test]
-fn every_opcode_by_lines() {
-    Softrnic::new().env("SOFTRNIC_LINES", "1").pair(every_opcode);
+cases! { ();
+    every_opcode_between_processes => Softrnic::new().pair(every_opcode);
+    every_opcode_with_late_execution => Softrnic::new().strict().pair(every_opcode);
+    every_opcode_by_lines => Softrnic::new().env("SOFTRNIC_LINES", "1").pair(every_opcode);
 }
 
 /// Side 0 requests, side 1 checks. All sizes, odd alignments on both ends.
@@ -563,14 +554,11 @@ fn two_copies_in(namespace: libc::Lmid_t) {
     one.close();
 }
 
-#[test]
-fn two_copies_in_one_process_are_as_two_processes() {
-    Softrnic::new().alone(|| two_copies_in(libc::LM_ID_BASE));
-}
-
-#[test]
-fn a_copy_in_another_namespace_of_the_loader_is_as_another_process() {
-    Softrnic::new().alone(|| two_copies_in(libc::LM_ID_NEWLM));
+cases! { ();
+    two_copies_in_one_process_are_as_two_processes =>
+        Softrnic::new().alone(|| two_copies_in(libc::LM_ID_BASE));
+    a_copy_in_another_namespace_of_the_loader_is_as_another_process =>
+        Softrnic::new().alone(|| two_copies_in(libc::LM_ID_NEWLM));
 }
 
 /// The slower of the ports sets the pace: a message cannot be there before its bytes have passed.
@@ -1091,14 +1079,10 @@ fn written_while_down(env: &[(&str, &str)], expected: [u32; 2]) {
     });
 }
 
-#[test]
-fn an_own_port_that_is_down_may_end_a_queue_pair_at_once() {
-    written_while_down(&[("SOFTRNIC_OWN_PORT_DOWN", "fails")], [LOC_QP_OP, FLUSH]);
-}
-
-#[test]
-fn by_default_an_own_port_is_waited_for() {
-    written_while_down(&[], [OK, OK]);
+cases! { ();
+    an_own_port_that_is_down_may_end_a_queue_pair_at_once =>
+        written_while_down(&[("SOFTRNIC_OWN_PORT_DOWN", "fails")], [LOC_QP_OP, FLUSH]);
+    by_default_an_own_port_is_waited_for => written_while_down(&[], [OK, OK]);
 }
 
 #[test]

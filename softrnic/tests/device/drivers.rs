@@ -341,29 +341,15 @@ fn compare(driver: &str) {
     assert_eq!(rows.len(), LIST.len() + 2, "every row is looked at");
 }
 
-#[test]
-fn softrnics_own_devices_are_as_the_page_has_them() {
-    compare("softrnic");
-}
-
-#[test]
-fn devices_of_mlx5_and_erdma_are_as_the_page_has_them() {
-    ["mlx5", "erdma"].into_iter().for_each(compare);
-}
-
-#[test]
-fn devices_of_bnxt_re_irdma_and_hns_are_as_the_page_has_them() {
-    ["bnxt_re", "irdma", "hns"].into_iter().for_each(compare);
-}
-
-#[test]
-fn devices_of_ionic_mana_and_efa_are_as_the_page_has_them() {
-    ["ionic", "mana", "efa"].into_iter().for_each(compare);
-}
-
-#[test]
-fn devices_like_those_of_rxe_are_as_the_page_has_them() {
-    compare("rxe");
+cases! { ();
+    softrnics_own_devices_are_as_the_page_has_them => compare("softrnic");
+    devices_of_mlx5_and_erdma_are_as_the_page_has_them =>
+        ["mlx5", "erdma"].into_iter().for_each(compare);
+    devices_of_bnxt_re_irdma_and_hns_are_as_the_page_has_them =>
+        ["bnxt_re", "irdma", "hns"].into_iter().for_each(compare);
+    devices_of_ionic_mana_and_efa_are_as_the_page_has_them =>
+        ["ionic", "mana", "efa"].into_iter().for_each(compare);
+    devices_like_those_of_rxe_are_as_the_page_has_them => compare("rxe");
 }
 
 /// What the environment says is stronger than what the driver is like.

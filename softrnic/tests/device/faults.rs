@@ -623,14 +623,10 @@ fn to_the_other_port(bits: &str, expected: i32) {
     });
 }
 
-#[test]
-fn an_address_of_another_network_cannot_be_resolved_where_no_router_joins_the_two() {
-    to_the_other_port("24", libc::ETIMEDOUT);
-}
-
-#[test]
-fn an_address_of_the_same_network_is_resolved() {
-    to_the_other_port("16", 0);
+cases! { ();
+    an_address_of_another_network_cannot_be_resolved_where_no_router_joins_the_two =>
+        to_the_other_port("24", libc::ETIMEDOUT);
+    an_address_of_the_same_network_is_resolved => to_the_other_port("16", 0);
 }
 
 #[test]

@@ -50,24 +50,11 @@ fn ways(gpu: &str, by_address: bool, by_dmabuf: bool) {
     });
 }
 
-#[test]
-fn a_machine_with_no_way_to_register_gpu_memory() {
-    ways("none", false, false);
-}
-
-#[test]
-fn a_machine_with_peermem() {
-    ways("peermem", true, false);
-}
-
-#[test]
-fn a_machine_with_dmabuf() {
-    ways("dmabuf", false, true);
-}
-
-#[test]
-fn a_machine_with_both_ways_to_register_gpu_memory() {
-    ways("both", true, true);
+cases! { ();
+    a_machine_with_no_way_to_register_gpu_memory => ways("none", false, false);
+    a_machine_with_peermem => ways("peermem", true, false);
+    a_machine_with_dmabuf => ways("dmabuf", false, true);
+    a_machine_with_both_ways_to_register_gpu_memory => ways("both", true, true);
 }
 
 #[test]
@@ -281,14 +268,10 @@ fn atomics_change_the_word_of(softrnic: &Softrnic) {
     });
 }
 
-#[test]
-fn atomics_change_gpu_memory() {
-    atomics_change_the_word_of(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"));
-}
-
-#[test]
-fn atomics_change_gpu_memory_by_helpers() {
-    atomics_change_the_word_of(&with(require!(helper())));
+cases! { ();
+    atomics_change_gpu_memory =>
+        atomics_change_the_word_of(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"));
+    atomics_change_gpu_memory_by_helpers => atomics_change_the_word_of(&with(require!(helper())));
 }
 
 /// Keys and bounds are checked for GPU memory as for any other.
@@ -409,14 +392,11 @@ fn while_the_driver_is_held(allocate: fn(&Driver, usize) -> u64) {
     });
 }
 
-#[test]
-fn memory_of_cuda_malloc_is_copied_while_the_driver_is_held() {
-    while_the_driver_is_held(Driver::allocate);
-}
-
-#[test]
-fn memory_of_cu_mem_create_is_copied_while_the_driver_is_held() {
-    while_the_driver_is_held(Driver::allocate_exportable);
+cases! { ();
+    memory_of_cuda_malloc_is_copied_while_the_driver_is_held =>
+        while_the_driver_is_held(Driver::allocate);
+    memory_of_cu_mem_create_is_copied_while_the_driver_is_held =>
+        while_the_driver_is_held(Driver::allocate_exportable);
 }
 
 /// A region over two allocations that lie side by side, as a framework maps them that lets a buffer

@@ -33,6 +33,7 @@
 
 pub mod bytes;
 pub mod c_library;
+mod cases;
 pub mod crash;
 pub mod dist;
 pub mod documented;

@@ -77,6 +77,22 @@ pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
     )))
 }
 
+/// The arguments of a line: they are separated by blanks, and one that has blanks is in quotation
+/// marks.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    let parts = line.split('\'').enumerate();
+    let split = |(index, part): (usize, _)| match index % 2 {
+        0 => str::split_whitespace(part).collect(),
+        _ => vec![part],
+    };
+    parts.flat_map(split).collect()
+}
+
+/// As [`ferrite`], with the arguments of a line.
+pub(crate) fn run(line: &str, environment: &[(&str, &str)]) -> (i32, String, String) {
+    ferrite(&words(line), environment)
+}
+
 /// What the tool did with these arguments: exit code, stdout, stderr.
 pub(crate) fn ferrite(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let _turn = PairPermit::wait();

@@ -2,6 +2,7 @@
 
 use crate::common::{self, dist, ferrite, shared_object};
 use std::path::Path;
+use testkit::cases;
 use testkit::{Missing, Scratch, require};
 
 /// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of
@@ -86,24 +87,11 @@ fn noticed_and_named(quarter: usize) {
     assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
 }
 
-#[test]
-fn each_planted_defect_fails_its_check_1_of_4() {
-    noticed_and_named(0);
-}
-
-#[test]
-fn each_planted_defect_fails_its_check_2_of_4() {
-    noticed_and_named(1);
-}
-
-#[test]
-fn each_planted_defect_fails_its_check_3_of_4() {
-    noticed_and_named(2);
-}
-
-#[test]
-fn each_planted_defect_fails_its_check_4_of_4() {
-    noticed_and_named(3);
+cases! { ();
+    each_planted_defect_fails_its_check_1_of_4 => noticed_and_named(0);
+    each_planted_defect_fails_its_check_2_of_4 => noticed_and_named(1);
+    each_planted_defect_fails_its_check_3_of_4 => noticed_and_named(2);
+    each_planted_defect_fails_its_check_4_of_4 => noticed_and_named(3);
 }
 
 #[test]
@@ -210,19 +198,13 @@ fn ferrite_keeps_the_contract_over_roce() {
 const LINKED: &str =
     "6,8,10,12,14,16,18,20,23,25,26,36,37,38,40,43,44,45,47,49,50,51,52,53,54,55,57,60";
 
-#[test]
-fn ferrite_keeps_the_contract_over_infiniband() {
-    ferrite_passes(&["--link", "ib", "--only", LINKED]);
-}
-
-#[test]
-fn ferrite_keeps_the_contract_over_two_rails_of_roce() {
-    ferrite_passes(&["--link", "roce", "--rails", "2"]);
-}
-
-#[test]
-fn ferrite_keeps_the_contract_over_two_rails_of_infiniband() {
-    ferrite_passes(&["--link", "ib", "--rails", "2", "--only", LINKED]);
+cases! { ();
+    ferrite_keeps_the_contract_over_infiniband =>
+        ferrite_passes(&["--link", "ib", "--only", LINKED]);
+    ferrite_keeps_the_contract_over_two_rails_of_roce =>
+        ferrite_passes(&["--link", "roce", "--rails", "2"]);
+    ferrite_keeps_the_contract_over_two_rails_of_infiniband =>
+        ferrite_passes(&["--link", "ib", "--rails", "2", "--only", LINKED]);
 }
 
 /// The lines of `ferrite check --one-sided` with `words`, of the transport built into `release`.
@@ -254,24 +236,11 @@ fn one_sided_operations_fail(release: &str, expected: &[&str]) {
     assert!(is_expected && stdout.contains(": 16 checks, "), "{stdout}");
 }
 
-#[test]
-fn one_sided_operations_of_nccl_2_29() {
-    one_sided_operations_fail("2.29.7", &["four-gib"]);
-}
-
-#[test]
-fn one_sided_operations_of_nccl_2_30() {
-    one_sided_operations_fail("2.30.7", &["four-gib"]);
-}
-
-#[test]
-fn one_sided_operations_of_nccl_2_31() {
-    one_sided_operations_fail("2.31.2", &["four-gib"]);
-}
-
-#[test]
-fn one_sided_operations_of_nccl_2_32() {
-    one_sided_operations_fail("2.32.3", &["four-gib"]);
+cases! { ();
+    one_sided_operations_of_nccl_2_29 => one_sided_operations_fail("2.29.7", &["four-gib"]);
+    one_sided_operations_of_nccl_2_30 => one_sided_operations_fail("2.30.7", &["four-gib"]);
+    one_sided_operations_of_nccl_2_31 => one_sided_operations_fail("2.31.2", &["four-gib"]);
+    one_sided_operations_of_nccl_2_32 => one_sided_operations_fail("2.32.3", &["four-gib"]);
 }
 
 #[test]

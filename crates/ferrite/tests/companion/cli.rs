@@ -5,17 +5,17 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use testkit::cases;
 
 use lab::measure::metric::Metric;
 use lab::results::record::Record;
 use testkit::unique::unique_name;
 use testkit::{Scratch, program};
 
-use crate::common::{fake_nccl, ferrite, loopback, shared_object};
+use crate::common::{fake_nccl, ferrite, loopback, run, shared_object, words};
 
 /// A run of seconds, without any NIC.
-const FAST: [&str; 8] =
-    ["--verbs", "system", "--seconds", "1", "--sizes", "8", "--connections", "2"];
+const FAST: &str = "--seconds 1 --sizes 8 --connections 2";
 
 /// The loopback, wrong in the way that `fault` names.
 fn bench(fault: &str) -> (i32, String, String) {
@@ -23,12 +23,12 @@ fn bench(fault: &str) -> (i32, String, String) {
 }
 
 fn bench_for(fault: &str, timeout: &str) -> (i32, String, String) {
-    let report = Scratch::new();
-    let plugin = loopback();
-    let mut arguments = vec!["bench", "--plugin", plugin.to_str().expect("it is text")];
-    arguments.extend(FAST);
-    arguments.extend(["--timeout", timeout, "--report", report.to_str().expect("it is text")]);
-    ferrite(&arguments, &[("LOOPBACK_FAULT", fault)])
+    let (report, plugin) = (Scratch::new(), loopback());
+    let (report, plugin) = (report.display(), plugin.display());
+    let line = format!(
+        "bench --verbs system --plugin {plugin} {FAST} --timeout {timeout} --report {report}"
+    );
+    run(&line, &[("LOOPBACK_FAULT", fault)])
 }
 
 /// The run is invalid and stderr has these words.
@@ -139,19 +139,12 @@ fn a_good_transport_is_valid() {
     }
 }
 
-#[test]
-fn no_device_shows_the_transports_log() {
-    invalid(bench("none"), &["Loopback found no device", "NET/Loopback : Loopback 0.0.1"]);
-}
-
-#[test]
-fn a_failing_init_is_named() {
-    invalid(bench("init"), &["init returned 2 (ncclSystemError", "told to fail"]);
-}
-
-#[test]
-fn a_failing_send_is_named() {
-    invalid(bench("error"), &["isend returned 2 (ncclSystemError"]);
+cases! { ();
+    no_device_shows_the_transports_log =>
+        invalid(bench("none"), &["Loopback found no device", "NET/Loopback : Loopback 0.0.1"]);
+    a_failing_init_is_named =>
+        invalid(bench("init"), &["init returned 2 (ncclSystemError", "told to fail"]);
+    a_failing_send_is_named => invalid(bench("error"), &["isend returned 2 (ncclSystemError"]);
 }
 
 #[test]
@@ -162,51 +155,45 @@ fn corrupt_data_is_caught_with_size_and_offset() {
     );
 }
 
-#[test]
-fn a_write_past_the_end_is_caught() {
-    wrong(bench("past"), &["past the end, offset 0: expected 0xee, got 0xef"]);
-}
-
-#[test]
-fn a_wrong_size_is_caught() {
-    wrong(bench("size"), &["the size is 4096, not 4097"]);
-}
-
-#[test]
-fn a_dying_transport_is_caught() {
-    invalid(bench("die"), &["the process died while verifying", "SIGSEGV"]);
-}
-
-#[test]
-fn a_hanging_transport_is_given_up() {
-    invalid(bench_for("hang", "10"), &["a single message: nothing for 8.0 s"]);
+cases! { ();
+    a_write_past_the_end_is_caught =>
+        wrong(bench("past"), &["past the end, offset 0: expected 0xee, got 0xef"]);
+    a_wrong_size_is_caught => wrong(bench("size"), &["the size is 4096, not 4097"]);
+    a_dying_transport_is_caught =>
+        invalid(bench("die"), &["the process died while verifying", "SIGSEGV"]);
+    a_hanging_transport_is_given_up =>
+        invalid(bench_for("hang", "10"), &["a single message: nothing for 8.0 s"]);
 }
 
 #[test]
 fn a_device_that_does_not_exist_is_named() {
-    let plugin = loopback();
-    let mut arguments =
-        vec!["bench", "--plugin", plugin.to_str().expect("it is text"), "--dev1", "3"];
-    arguments.extend(FAST);
-    invalid(ferrite(&arguments, &[]), &["rank 1: Loopback has no device 3: it found 1"]);
+    let line = format!("bench --verbs system --plugin {} --dev1 3 {FAST}", loopback().display());
+    invalid(run(&line, &[]), &["rank 1: Loopback has no device 3: it found 1"]);
 }
 
 /// `ferrite compare` of this plugin with a stand-in for NCCL; the folder has the report.
-fn compare(plugin: &Path, words: &[&str]) -> ((i32, String, String), Scratch) {
+fn compare(plugin: &Path, line: &str) -> ((i32, String, String), Scratch) {
     let folder = Scratch::new();
-    let nccl = fake_nccl();
-    let mut arguments = vec!["compare", "--nccl", nccl.to_str().expect("it is text")];
-    arguments.extend(["--plugin", plugin.to_str().expect("it is text")]);
-    arguments.extend(["--verbs", "system", "--timeout", "30"]);
-    arguments.extend(["--report", folder.to_str().expect("it is text")]);
-    arguments.extend(words);
-    (ferrite(&arguments, &[]), folder)
+    let (nccl, report) = (fake_nccl(), folder.display());
+    let sides = format!("--nccl {} --plugin {}", nccl.display(), plugin.display());
+    (
+        run(&format!("compare {sides} --verbs system --timeout 30 --report {report} {line}"), &[]),
+        folder,
+    )
+}
+
+/// `ferrite compare` of the loopback with itself.
+fn compare_with_itself(line: &str) -> (i32, String, String) {
+    let (plugin, report) = (loopback(), Scratch::new());
+    let (plugin, report) = (plugin.display(), report.display());
+    let sides = format!("--against {plugin} --plugin {plugin} --verbs system --sizes 8");
+    run(&format!("compare {sides} --connections 2 --report {report} {line}"), &[])
 }
 
 #[test]
 fn a_comparison_writes_its_report() {
     let ((code, stdout, stderr), folder) =
-        compare(&loopback(), &["--seconds", "2", "--sizes", "8", "--connections", "2"]);
+        compare(&loopback(), "--seconds 2 --sizes 8 --connections 2");
     assert_eq!(code, 3, "{stdout}{stderr}");
     assert!(stdout.starts_with("UNDECIDED in 5 of 5 groups; worse nowhere\n"), "{stdout}");
     for words in [
@@ -253,11 +240,7 @@ fn a_comparison_writes_its_report() {
 /// One file twice, which the loader would take for one library.
 #[test]
 fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
-    let (plugin, report) = (loopback(), Scratch::new());
-    let mut arguments = vec!["compare", "--against", text(&plugin), "--plugin", text(&plugin)];
-    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
-    arguments.extend(["--seconds", "10", "--report", text(&report)]);
-    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    let (code, stdout, stderr) = compare_with_itself("--seconds 10");
     assert!(code == 0 || code == 3, "{stdout}{stderr}");
     assert!(stdout.contains("A = B = Loopback 0.0.1, the same file"), "{stdout}");
     assert!(!stdout.contains("WORSE") && !stdout.contains("BETTER"), "{stdout}");
@@ -266,12 +249,8 @@ fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
 /// A transport may read a variable for the first time when it sends.
 #[test]
 fn a_variable_of_one_side_is_there_in_each_call_of_this_side_and_in_no_other() {
-    let (plugin, report) = (loopback(), Scratch::new());
-    let mut arguments = vec!["compare", "--against", text(&plugin), "--plugin", text(&plugin)];
-    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
-    arguments.extend(["--set-a", "LOOPBACK_SIDE=a", "--set-b", "LOOPBACK_SIDE=b"]);
-    arguments.extend(["--seconds", "3", "--report", text(&report)]);
-    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    let line = "--set-a LOOPBACK_SIDE=a --set-b LOOPBACK_SIDE=b --seconds 3";
+    let (code, stdout, stderr) = compare_with_itself(line);
     assert!(code == 0 || code == 3, "{stdout}{stderr}");
 }
 
@@ -285,38 +264,30 @@ fn the_side_that_fails_is_named() {
         (Path::new("/no/such.so"), "B = /no/such.so: cannot open"),
         (text_file.as_path(), "text.so: cannot load "),
     ] {
-        let outcome = compare(plugin, &["--seconds", "1"]).0;
+        let outcome = compare(plugin, "--seconds 1").0;
         invalid(outcome, &[words]);
     }
     let cuda = shared_object("loopback", &["-DNEEDS_CUDA"]);
     invalid(
-        compare(&cuda, &["--seconds", "1"]).0,
+        compare(&cuda, "--seconds 1").0,
         &["ferrite: B = ", "undefined symbol: cudaGetDeviceCount; it expects the CUDA runtime"],
     );
-    let nccl = fake_nccl();
-    let plugin = loopback();
     for (fault, words) in
         [("none", "Loopback found no device"), ("init", "Loopback: init returned 2")]
     {
-        let arguments = ["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-        let arguments = [&arguments[..], &FAST].concat();
-        let set = format!("LOOPBACK_FAULT={fault}");
-        let outcome = ferrite(&[&arguments[..], &["--set-b", &set]].concat(), &[]);
-        invalid(outcome, &["ferrite: B = ", words]);
+        let line = format!("{FAST} --set-b LOOPBACK_FAULT={fault}");
+        invalid(compare(&loopback(), &line).0, &["ferrite: B = ", words]);
     }
 }
 
 /// It dies after some sets: what was measured until then is reported.
 #[test]
 fn a_side_that_dies_in_the_middle_leaves_a_report() {
-    let (nccl, folder) = (fake_nccl(), Scratch::new());
-    let (plugin, count) = (loopback(), folder.join("count"));
-    let set = format!("LOOPBACK_FILE={}", text(&count));
-    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-    arguments.extend(["--verbs", "system", "--sizes", "8", "--connections", "2"]);
-    arguments.extend(["--set-b", "LOOPBACK_FAULT=late", "--set-b", &set]);
-    arguments.extend(["--report", text(&folder)]);
-    let (code, stdout, stderr) = ferrite(&arguments, &[]);
+    let counted = Scratch::new();
+    let count = counted.join("count");
+    let sets = format!("--set-b LOOPBACK_FAULT=late --set-b LOOPBACK_FILE={}", count.display());
+    let ((code, stdout, stderr), folder) =
+        compare(&loopback(), &format!("--sizes 8 --connections 2 {sets}"));
     assert_eq!(code, 2, "{stdout}{stderr}");
     assert!(stdout.starts_with("ENDED EARLY; until then: "), "{stdout}");
     for words in ["ferrite: B = ", "SIGKILL", "measured until then: "] {
@@ -330,10 +301,8 @@ fn a_side_that_dies_in_the_middle_leaves_a_report() {
 /// One that is slower than the time that was given.
 #[test]
 fn a_side_that_is_too_slow_is_named() {
-    let (nccl, plugin) = (fake_nccl(), shared_object("loopback", &["-DSLOW=1000000"]));
-    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-    arguments.extend(FAST);
-    let outcome = ferrite(&arguments, &[]);
+    let plugin = shared_object("loopback", &["-DSLOW=1000000"]);
+    let outcome = compare(&plugin, FAST).0;
     invalid(outcome, &["ferrite: B = ", "the time was over"]);
 }
 
@@ -342,10 +311,9 @@ fn a_plugin_that_is_replaced_during_the_run_is_refused() {
     let folder = Scratch::new();
     let plugin = folder.join("libplugin.so");
     std::fs::copy(loopback(), &plugin).expect("it can be copied");
-    let file = plugin.to_str().expect("it is text");
-    let mut arguments = vec!["bench", "--plugin", file];
-    arguments.extend(FAST);
-    let outcome = ferrite(&arguments, &[("LOOPBACK_FAULT", "grow"), ("LOOPBACK_FILE", file)]);
+    let file = text(&plugin);
+    let env = [("LOOPBACK_FAULT", "grow"), ("LOOPBACK_FILE", file)];
+    let outcome = run(&format!("bench --verbs system --plugin {file} {FAST}"), &env);
     invalid(outcome, &["was replaced during the run"]);
 }
 
@@ -371,7 +339,7 @@ fn text(path: &Path) -> &str {
 
 /// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one
 /// that is found and no NCCL is there.
-fn refused(arguments: &[&str]) -> (i32, String, String) {
+fn refused(line: &str) -> (i32, String, String) {
     let folder = Scratch::new();
     let python = folder.join("python3");
     let calls = folder.join("calls");
@@ -382,51 +350,39 @@ fn refused(arguments: &[&str]) -> (i32, String, String) {
     let path = format!("{}:/usr/bin:/bin", folder.display());
     let cache = folder.join("cache");
     let env = [("PATH", path.as_str()), ("XDG_CACHE_HOME", text(&cache)), ("FERRITE_NCCL", "")];
-    let (code, stdout, stderr) = ferrite(arguments, &env);
-    assert!(!calls.exists(), "{arguments:?} fetches: {stderr}");
+    let (code, stdout, stderr) = run(line, &env);
+    assert!(!calls.exists(), "{line} fetches: {stderr}");
     (code, stdout, stderr)
 }
 
 #[test]
 fn a_missing_plugin_is_told_before_anything_is_fetched() {
-    let plugin = "/no/such/plugin.so";
-    for arguments in [
-        &["compare", "--verbs", "system", "--plugin", plugin][..],
-        &["bench", "--verbs", "system", "--loader", plugin],
-        &["verify", "--verbs", "system", "--loader", plugin],
-        &["check", "--verbs", "system", "--loader", plugin],
-        &["solo", "--verbs", "system", "--loader", plugin],
-    ] {
-        let (code, stdout, stderr) = refused(arguments);
-        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
-        assert!(stderr.contains("cannot open /no/such/plugin.so"), "{arguments:?}: {stderr}");
+    for of_plugin in
+        ["compare --plugin", "bench --loader", "verify --loader", "check --loader", "solo --loader"]
+    {
+        let (code, stdout, stderr) =
+            refused(&format!("{of_plugin} /no/such/plugin.so --verbs system"));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{of_plugin}");
+        assert!(stderr.contains("cannot open /no/such/plugin.so"), "{of_plugin}: {stderr}");
     }
 }
 
 #[test]
 fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
     let nccl = fake_nccl();
-    let (code, _, stderr) = refused(&["compare", "--verbs", "system", "--plugin", text(&nccl)]);
-    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
-    let plugin = loopback();
-    let arguments =
-        ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
-    let (code, _, stderr) = refused(&arguments);
-    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+    let (nccl, plugin) = (text(&nccl), loopback());
+    for sides in [nccl.to_owned(), format!("{} --baseline {nccl}", plugin.display())] {
+        let (code, _, stderr) = refused(&format!("compare --verbs system --plugin {sides}"));
+        assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+    }
 }
 
 #[test]
 fn a_report_that_cannot_be_written_is_told_first() {
     let plugin = loopback();
-    let (code, stdout, stderr) = refused(&[
-        "compare",
-        "--verbs",
-        "system",
-        "--plugin",
-        text(&plugin),
-        "--report",
-        "/dev/null/report",
-    ]);
+    let plugin = text(&plugin);
+    let (code, stdout, stderr) =
+        refused(&format!("compare --verbs system --plugin {plugin} --report /dev/null/report"));
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(
         stderr.contains("cannot create /dev/null/report; --report names another folder: "),
@@ -435,9 +391,9 @@ fn a_report_that_cannot_be_written_is_told_first() {
     // The folder is there, and one of the files cannot be.
     let folder = Scratch::new();
     std::fs::create_dir_all(folder.join("report.svg")).expect("a folder can be made");
-    let arguments =
-        ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
-    let (code, stdout, stderr) = refused(&arguments);
+    let report = folder.display();
+    let (code, stdout, stderr) =
+        refused(&format!("bench --verbs system --plugin {plugin} --report {report}"));
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("report.svg: Is a directory"), "{stderr}");
     let left: Vec<_> =
@@ -449,9 +405,9 @@ fn a_report_that_cannot_be_written_is_told_first() {
 fn results_of_checks_that_cannot_be_written_are_told_first() {
     let plugin = loopback();
     for option in ["--junit", "--json"] {
-        let arguments =
-            ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
-        let (code, stdout, stderr) = refused(&arguments);
+        let plugin = plugin.display();
+        let (code, stdout, stderr) =
+            refused(&format!("check --verbs system --plugin {plugin} {option} /dev/null/results"));
         assert_eq!((code, stdout.as_str()), (2, ""), "{option}");
         assert!(stderr.contains("cannot write /dev/null/results"), "{stderr}");
     }
@@ -462,9 +418,9 @@ fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
     let folder = Scratch::new();
     let file = folder.join("results.xml");
     std::fs::write(&file, "of yesterday").expect("it can be written");
-    let arguments =
-        ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
-    let (code, ..) = refused(&arguments);
+    let junit = file.display();
+    let (code, ..) =
+        refused(&format!("check --verbs system --plugin /no/such/plugin.so --junit {junit}"));
     assert_eq!(
         (code, std::fs::read_to_string(&file).expect("it is there").as_str()),
         (2, "of yesterday")
@@ -525,32 +481,19 @@ fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
 #[test]
 fn a_full_disk_behind_stdout_ends_with_2() {
     let plugin = loopback();
-    for arguments in [
-        &[
-            "verify",
-            "--verbs",
-            "system",
-            "--over",
-            "single",
-            "--long",
-            "10",
-            "--plugin",
-            text(&plugin),
-        ][..],
-        &["--help"],
-        &["--version"],
-        &["check", "--list"],
-    ] {
+    let verify =
+        format!("verify --verbs system --over single --long 10 --plugin {}", text(&plugin));
+    for line in [verify.as_str(), "--help", "--version", "check --list"] {
         let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-            .args(arguments)
+            .args(words(line))
             .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
             .output()
             .expect("the tool can be started");
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
         assert!(
             stderr.contains("cannot write to stdout: No space left on device"),
-            "{arguments:?}: {stderr}"
+            "{line}: {stderr}"
         );
         assert!(!stderr.contains("panicked"), "{stderr}");
     }
@@ -560,8 +503,11 @@ fn a_full_disk_behind_stdout_ends_with_2() {
 fn a_report_is_written_although_stdout_is_full() {
     let (folder, plugin) = (Scratch::new(), loopback());
     let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-        .args(["bench", "--verbs", "system", "--seconds", "1", "--sizes", "8", "--plugin"])
-        .args([text(&plugin), "--connections", "2", "--report", text(&folder)])
+        .args(words(&format!(
+            "bench --verbs system {FAST} --plugin {} --report {}",
+            text(&plugin),
+            text(&folder)
+        )))
         .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
         .output()
         .expect("the tool can be started");
@@ -575,10 +521,8 @@ fn a_report_is_written_although_stdout_is_full() {
 
 #[test]
 fn a_failed_check_ends_with_1() {
-    let plugin = loopback();
-    let arguments =
-        ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
-    let (code, stdout, stderr) = ferrite(&arguments, &[("LOOPBACK_FAULT", "init")]);
+    let line = format!("check --verbs system --only init-again --plugin {}", loopback().display());
+    let (code, stdout, stderr) = run(&line, &[("LOOPBACK_FAULT", "init")]);
     assert_eq!(code, 1, "{stdout}{stderr}");
     assert!(
         stderr.contains("1 of the checks that were named failed") && !stderr.contains("invalid"),
@@ -589,10 +533,10 @@ fn a_failed_check_ends_with_1() {
 /// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the
 /// words, interrupts it, and returns how it ended, its stdout and the rest of its stderr. None of
 /// its processes may be left.
-fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, String, String) {
+fn interrupted(line: &str, said: &str, enough: usize) -> (Option<i32>, String, String) {
     let (mark, folder) = (unique_name("interrupted"), Scratch::new());
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-        .args(arguments)
+        .args(words(line))
         .current_dir(folder.path())
         .env("RUST_LOG", "debug")
         .env("FERRITE_INTERRUPTED_TEST", &mark)
@@ -603,7 +547,7 @@ fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, 
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped"))
         .lines()
         .map_while(|line| line.ok());
-    let seen = lines.by_ref().filter(|line| line.contains(words)).take(enough).count();
+    let seen = lines.by_ref().filter(|line| line.contains(said)).take(enough).count();
     assert_eq!(seen, enough, "it ended by itself");
     // SAFETY: a signal to the child, which has not been waited for.
     unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
@@ -624,12 +568,15 @@ fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, 
 #[test]
 fn an_interrupted_comparison_reports_what_it_has() {
     let (folder, nccl, plugin) = (Scratch::new(), fake_nccl(), loopback());
-    let mut arguments =
-        vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-    arguments.extend(["--sizes", "8", "--seconds", "600", "--report", text(&folder)]);
+    let line = format!(
+        "compare --verbs system --nccl {} --plugin {} --sizes 8 --seconds 600 --report {}",
+        text(&nccl),
+        text(&plugin),
+        text(&folder)
+    );
     // Two pairs verify; the third set is the fifth; each has two processes, of which each says this
     // for each side.
-    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 4 + 3 * 4);
+    let (code, stdout, stderr) = interrupted(&line, "Loopback 0.0.1", 4 + 3 * 4);
     assert_eq!(code, Some(130), "{stderr}");
     assert!(stdout.starts_with("INTERRUPTED; until then: UNDECIDED in 5 of 5 groups"), "{stdout}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
@@ -642,9 +589,9 @@ fn an_interrupted_comparison_reports_what_it_has() {
 #[test]
 fn an_interrupt_before_any_result_is_told_in_one_line() {
     let (folder, plugin) = (Scratch::new(), loopback());
-    let arguments =
-        ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
-    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 1);
+    let (plugin, report) = (plugin.display(), folder.display());
+    let line = format!("bench --verbs system --plugin {plugin} --report {report}");
+    let (code, stdout, stderr) = interrupted(&line, "Loopback 0.0.1", 1);
     assert_eq!((code, stdout.as_str()), (Some(130), ""), "{stderr}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
     assert_eq!(std::fs::read_dir(&folder).expect("it is there").count(), 0);

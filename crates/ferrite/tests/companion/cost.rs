@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
+use testkit::cases;
 
 use serde_json::Value;
 use testkit::process::Process;
@@ -253,14 +254,11 @@ fn wrong_data_is_caught() {
     );
 }
 
-#[test]
-fn a_wrong_size_is_caught() {
-    wrong(solo(&["--size", "4097"], "size"), "a message of 4097 B came with 4096 B");
-}
-
-#[test]
-fn a_hanging_transport_is_given_up() {
-    invalid(solo(&["--timeout", "1"], "hang"), "a message to itself: nothing for 1.0 s");
+cases! { ();
+    a_wrong_size_is_caught =>
+        wrong(solo(&["--size", "4097"], "size"), "a message of 4097 B came with 4096 B");
+    a_hanging_transport_is_given_up =>
+        invalid(solo(&["--timeout", "1"], "hang"), "a message to itself: nothing for 1.0 s");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{self, dist, ferrite, loopback, stock_nccl};
+use crate::common::{self, dist, ferrite, loopback, stock_nccl, words};
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
@@ -67,15 +67,10 @@ fn outlast(
     Ok(printed)
 }
 
-/// `ferrite outlast` of the plugin with these arguments, which are separated by blanks; one that has
-/// blanks is in quotation marks.
-fn plugin(arguments: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
+/// `ferrite outlast` of the plugin with the arguments of a line.
+fn plugin(line: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
     let plugin = dist(&["lib/libnccl-net.so"])?.join("lib/libnccl-net.so");
-    let mut all = vec!["--plugin", text(&plugin)];
-    for (index, part) in arguments.split('\'').enumerate() {
-        if index % 2 == 1 { all.push(part) } else { all.extend(part.split_whitespace()) }
-    }
-    outlast(&all, environment)
+    outlast(&[vec!["--plugin", text(&plugin)], words(line)].concat(), environment)
 }
 
 /// The same of a short stream with one fault.

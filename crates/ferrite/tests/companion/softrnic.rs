@@ -19,11 +19,10 @@ use lab::transport::deadline::{finished, posted};
 use testkit::{Scratch, require, test_name};
 
 use crate::common::{
-    cached_nccl, dist, fake_nccl, ferrite, loopback, setting, shared_object, stock_nccl,
+    cached_nccl, dist, fake_nccl, ferrite, loopback, run, setting, shared_object, stock_nccl,
 };
 
-const FAST: [&str; 8] =
-    ["--seconds", "2", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
+const FAST: &str = "--seconds 2 --timeout 60 --sizes 8,64K --connections 10";
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -33,9 +32,8 @@ fn text(path: &Path) -> &str {
 fn the_built_in_transport_runs() {
     let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
     let report = Scratch::new();
-    let mut arguments = vec!["bench", "--stock", text(&nccl), "--report", text(&report)];
-    arguments.extend(FAST);
-    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    let line = format!("bench --stock {} --report {} {FAST}", text(&nccl), text(&report));
+    let (code, stdout, stderr) = run(&line, &[("FERRITE_DIST", text(&dist))]);
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains("A = NCCL 2.21.5 built in"), "{stdout}");
 }
@@ -45,9 +43,8 @@ fn the_plugin_is_compared_with_the_built_in_transport() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
     let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let report = Scratch::new();
-    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--report", text(&report)];
-    arguments.extend(FAST);
-    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+    let line = format!("compare --nccl {} --report {} {FAST}", text(&nccl), text(&report));
+    let (code, stdout, stderr) = run(&line, &[("FERRITE_DIST", text(&dist))]);
     // Two seconds tell nothing.
     assert_eq!(code, 3, "{stdout}{stderr}");
     assert!(stdout.contains("B = Ferrite"), "{stdout}");
@@ -75,13 +72,15 @@ fn the_plugin_is_compared_with_the_built_in_transport() {
 fn a_planted_delay_is_found_in_its_group_and_nowhere_else() {
     let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
     let (report, delay) = (Scratch::new(), shared_object("delay", &[]));
-    let mut arguments = vec!["compare", "--against", text(&delay), "--plugin", text(&delay)];
-    arguments.extend(["--set-a", "DELAY=", "--set-b", "DELAY=8:2000,4096:2000"]);
-    arguments.extend(["--seconds", "30", "--timeout", "60", "--report", text(&report)]);
+    let (sides, report) = (delay.display(), text(&report));
+    let sets = "--set-a DELAY= --set-b DELAY=8:2000,4096:2000";
+    let line = format!(
+        "compare --against {sides} --plugin {sides} {sets} --seconds 30 --timeout 60 --report {report}"
+    );
     let plugin = dist.join("lib/libnccl-net.so");
     let environment =
         [("FERRITE_DIST", text(&dist)), ("DELAY_OF", text(&plugin)), ("DELAY_WHEN", "alone")];
-    let (code, stdout, stderr) = ferrite(&arguments, &environment);
+    let (code, stdout, stderr) = run(&line, &environment);
     assert_eq!(code, 1, "{stdout}{stderr}");
     assert!(stdout.starts_with("B is WORSE than A: latency\n"), "{stdout}");
 }
@@ -92,10 +91,9 @@ fn nccls_own_loader_takes_the_plugin() {
     let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let (report, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
     let plugin = std::fs::canonicalize(plugin).expect("it is there");
-    let mut arguments = vec!["bench", "--loader", text(&plugin), "--report", text(&report)];
-    arguments.extend(FAST);
+    let line = format!("bench --loader {} --report {} {FAST}", text(&plugin), text(&report));
     let environment = [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))];
-    let (code, stdout, stderr) = ferrite(&arguments, &environment);
+    let (code, stdout, stderr) = run(&line, &environment);
     assert_eq!(code, 0, "{stdout}{stderr}");
     let page = std::fs::read_to_string(report.join("report.md")).expect("it was written");
     assert!(page.contains("through NCCL's loader"), "{page}");
@@ -109,10 +107,9 @@ fn the_loader_of_nccl_2_28_takes_a_list_and_that_of_2_21_does_not() {
     let (list, report) = (format!("spcx,/no/such.so,{}", plugin.display()), Scratch::new());
     for (release, expected) in [("2.28.9", 0), ("2.21.5", 2)] {
         let nccl = require!(cached_nccl(release));
-        let mut arguments = vec!["bench", "--loader", list.as_str(), "--report", text(&report)];
-        arguments.extend(FAST);
+        let line = format!("bench --loader {list} --report {} {FAST}", text(&report));
         let (code, stdout, stderr) =
-            ferrite(&arguments, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
+            run(&line, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
         assert_eq!(code, expected, "NCCL {release}: {stdout}{stderr}");
         let words = "NCCL 2.21.5 takes one plugin, and 2.27 and later take a list";
         assert!(
@@ -138,14 +135,13 @@ fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
     let path = folder.join("libnccl-net.so");
     let report = Scratch::new();
     for (value, code) in [("ferrite", 0), (text(&path), 2)] {
-        let mut arguments = vec!["bench", "--loader", value, "--report", text(&report)];
-        arguments.extend(FAST);
+        let line = format!("bench --loader {value} --report {} {FAST}", text(&report));
         let environment = [
             ("FERRITE_DIST", text(&dist)),
             ("FERRITE_NCCL", text(&nccl)),
             ("LD_LIBRARY_PATH", text(&folder)),
         ];
-        let (found, stdout, stderr) = ferrite(&arguments, &environment);
+        let (found, stdout, stderr) = run(&line, &environment);
         assert_eq!(found, code, "{value}: {stdout}{stderr}");
         let words = format!("did not take NCCL_NET_PLUGIN={value}");
         assert!(
@@ -160,9 +156,8 @@ fn a_transport_that_does_not_use_the_software_device_is_refused() {
     let folder = Scratch::new();
     std::fs::write(folder.join("libibverbs.so.1"), "").expect("it can be written");
     let plugin = loopback();
-    let mut arguments = vec!["bench", "--plugin", text(&plugin), "--softrnic", text(&folder)];
-    arguments.extend(FAST);
-    let (code, _, stderr) = ferrite(&arguments, &[]);
+    let line = format!("bench --plugin {} --softrnic {} {FAST}", text(&plugin), text(&folder));
+    let (code, _, stderr) = run(&line, &[]);
     assert_eq!(code, 2);
     assert!(stderr.contains("has mapped no libibverbs at all"), "{stderr}");
 }
@@ -189,18 +184,9 @@ fn two_builds_of_the_plugin_are_verified_against_each_other() {
     let (folder, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
     let older = another_build(&plugin, &folder);
     for (zero, one) in [(&plugin, &older), (&older, &plugin)] {
-        let arguments = [
-            "verify",
-            "--plugin",
-            text(zero),
-            "--peer-plugin",
-            text(one),
-            "--over",
-            "single",
-            "--long",
-            "50",
-        ];
-        let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
+        let sides = format!("--plugin {} --peer-plugin {}", text(zero), text(one));
+        let line = format!("verify {sides} --over single --long 50");
+        let (code, stdout, stderr) = run(&line, &[("FERRITE_DIST", text(&dist))]);
         assert_eq!(code, 0, "{stdout}{stderr}");
         let (rank0, rank1) = stdout.split_once("; rank 1: Ferrite ").expect("both are named");
         let is_older =
@@ -214,14 +200,13 @@ fn a_plugin_that_the_other_end_does_not_understand_is_told_with_what_it_says() {
     let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
     let plugin = dist.join("lib/libnccl-net.so");
     let foreign = loopback();
-    let run = |peer: &Path| {
-        let arguments =
-            ["verify", "--plugin", text(&plugin), "--peer-plugin", text(peer), "--over", "single"];
-        ferrite(&arguments, &[("FERRITE_DIST", text(&dist))])
+    let against = |peer: &Path| {
+        let sides = format!("--plugin {} --peer-plugin {}", text(&plugin), text(peer));
+        run(&format!("verify {sides} --over single"), &[("FERRITE_DIST", text(&dist))])
     };
-    let (code, stdout, stderr) = run(&foreign);
+    let (code, stdout, stderr) = against(&foreign);
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
-    let (code, _, stderr) = run(&plugin);
+    let (code, _, stderr) = against(&plugin);
     assert_eq!(code, 2);
     assert!(stderr.contains("--peer-plugin is the file that --plugin names"), "{stderr}");
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use testkit::cases;
 
 use lab::nccl::library::read_conf_files;
 use serde_json::Value;
@@ -100,27 +101,10 @@ fn agrees_with(release: &str) {
     });
 }
 
-#[test]
-fn settings_agrees_with_nccl_2_21() {
-    agrees_with("2.21.5");
-}
-
-#[test]
-fn settings_agrees_with_nccl_2_25() {
-    agrees_with("2.25.1");
-}
-
-#[test]
-fn settings_agrees_with_nccl_2_28() {
-    agrees_with("2.28.9");
-}
-
-#[test]
-fn settings_agrees_with_nccl_2_30() {
-    agrees_with("2.30.7");
-}
-
-#[test]
-fn settings_agrees_with_nccl_2_32() {
-    agrees_with("2.32.3");
+cases! { ();
+    settings_agrees_with_nccl_2_21 => agrees_with("2.21.5");
+    settings_agrees_with_nccl_2_25 => agrees_with("2.25.1");
+    settings_agrees_with_nccl_2_28 => agrees_with("2.28.9");
+    settings_agrees_with_nccl_2_30 => agrees_with("2.30.7");
+    settings_agrees_with_nccl_2_32 => agrees_with("2.32.3");
 }

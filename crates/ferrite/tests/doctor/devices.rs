@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use testkit::cases;
 
 use testkit::{Missing, Scratch, program, require};
 
@@ -500,17 +501,8 @@ fn agrees_with(release: &str, is_old: bool) {
     }
 }
 
-#[test]
-fn control_agrees_with_nccl_2_21() {
-    agrees_with("2.21.5", true);
-}
-
-#[test]
-fn control_agrees_with_nccl_2_28() {
-    agrees_with("2.28.9", false);
-}
-
-#[test]
-fn control_agrees_with_nccl_2_32() {
-    agrees_with("2.32.3", false);
+cases! { ();
+    control_agrees_with_nccl_2_21 => agrees_with("2.21.5", true);
+    control_agrees_with_nccl_2_28 => agrees_with("2.28.9", false);
+    control_agrees_with_nccl_2_32 => agrees_with("2.32.3", false);
 }

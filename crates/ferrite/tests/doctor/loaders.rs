@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use testkit::cases;
 
 use lab::nccl::library::loader_takes;
 use serde_json::Value;
@@ -213,37 +214,12 @@ fn agrees_with_the_loader_of(release: &str) {
     });
 }
 
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_20() {
-    agrees_with_the_loader_of("2.20.5");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_21() {
-    agrees_with_the_loader_of("2.21.5");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_25() {
-    agrees_with_the_loader_of("2.25.1");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_27() {
-    agrees_with_the_loader_of("2.27.5");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_28() {
-    agrees_with_the_loader_of("2.28.9");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_30() {
-    agrees_with_the_loader_of("2.30.7");
-}
-
-#[test]
-fn plugins_agrees_with_the_loader_of_nccl_2_32() {
-    agrees_with_the_loader_of("2.32.3");
+cases! { ();
+    plugins_agrees_with_the_loader_of_nccl_2_20 => agrees_with_the_loader_of("2.20.5");
+    plugins_agrees_with_the_loader_of_nccl_2_21 => agrees_with_the_loader_of("2.21.5");
+    plugins_agrees_with_the_loader_of_nccl_2_25 => agrees_with_the_loader_of("2.25.1");
+    plugins_agrees_with_the_loader_of_nccl_2_27 => agrees_with_the_loader_of("2.27.5");
+    plugins_agrees_with_the_loader_of_nccl_2_28 => agrees_with_the_loader_of("2.28.9");
+    plugins_agrees_with_the_loader_of_nccl_2_30 => agrees_with_the_loader_of("2.30.7");
+    plugins_agrees_with_the_loader_of_nccl_2_32 => agrees_with_the_loader_of("2.32.3");
 }
