@@ -57,12 +57,7 @@ fn the_plugin_needs_nothing_but_libc_and_its_kin() {
         .collect();
     for library in &needed {
         let kin = [
-            "libc.so",
-            "libm.so",
-            "libdl.so",
-            "libpthread.so",
-            "librt.so",
-            "ld-linux",
+            "libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux",
             "libgcc_s.so",
         ];
         assert!(kin.iter().any(|k| library.starts_with(k)), "the plugin needs {library}");

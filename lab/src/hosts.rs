@@ -59,10 +59,7 @@ pub fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option<String
     let token = match token {
         Some(token) => token.to_owned(),
         None => first(&[
-            "TORCHELASTIC_RUN_ID",
-            "SLURM_JOB_ID",
-            "PMIX_NAMESPACE",
-            "OMPI_MCA_ess_base_jobid",
+            "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
         ])
         .map_err(|problem| Error::Usage(format!("{problem}, or --token")))?,
     };

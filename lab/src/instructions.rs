@@ -191,11 +191,9 @@ impl Profile {
             if line.call.is_none() && line.object.contains(library) {
                 // Without an address: at none.
                 let address = line.address.unwrap_or(u64::MAX);
-                ran.entry(line.object).or_default().push((
-                    address,
-                    line.function,
-                    line.instructions,
-                ));
+                ran.entry(line.object)
+                    .or_default()
+                    .push((address, line.function, line.instructions));
             }
         })?;
         let mut profile = Self::default();

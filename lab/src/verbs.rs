@@ -269,9 +269,7 @@ pub struct PortCounters {
 
 /// Counters of bytes or packets, by what drivers call them.
 const NAMES: [&str; 4] = [
-    "counters/port_xmit_data",
-    "counters/port_rcv_data",
-    "hw_counters/sent_pkts",
+    "counters/port_xmit_data", "counters/port_rcv_data", "hw_counters/sent_pkts",
     "hw_counters/rcvd_pkts",
 ];
 

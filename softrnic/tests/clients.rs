@@ -207,11 +207,7 @@ fn every_test_of_qperf() {
         &bench,
         &[],
         &[
-            "ver_rc_compare_swap",
-            "ver_rc_fetch_add",
-            "uc_bw",
-            "uc_bi_bw",
-            "uc_lat",
+            "ver_rc_compare_swap", "ver_rc_fetch_add", "uc_bw", "uc_bi_bw", "uc_lat",
             "uc_rdma_write_bw",
         ],
     );

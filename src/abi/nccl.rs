@@ -3,10 +3,7 @@
 //! `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
 
 #![allow(
-    missing_docs,
-    missing_debug_implementations,
-    non_camel_case_types,
-    non_snake_case,
+    missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case,
     non_upper_case_globals
 )]
 #![allow(unreachable_pub, clippy::all, dead_code)]

@@ -134,10 +134,7 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
     job.line(
         2,
         &[
-            "has been waiting for",
-            "for data of rank 1",
-            ", which waits too.",
-            "rank 0",
+            "has been waiting for", "for data of rank 1", ", which waits too.", "rank 0",
             "has not called isend",
         ],
     );

@@ -45,11 +45,8 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
     let line = job.line(
         0,
         &[
-            "rank 0 has been waiting for",
-            OPERATION,
-            "1 connection(s) away: rank 1",
-            " waits for ",
-            not_begun,
+            "rank 0 has been waiting for", OPERATION, "1 connection(s) away: rank 1",
+            " waits for ", not_begun,
         ],
     );
     assert_eq!(line.matches(OPERATION).count(), 1, "it is said once: {line}");

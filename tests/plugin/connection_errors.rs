@@ -99,12 +99,8 @@ fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
             .find(|l| l.contains("sending data on softrnic1"))
             .expect("a line");
         for part in [
-            "remote access error (status 10)",
-            "local GID ",
-            "remote GID ",
-            "queue pair ",
-            "peer softrnic0 port 1",
-            "likely: ",
+            "remote access error (status 10)", "local GID ", "remote GID ", "queue pair ",
+            "peer softrnic0 port 1", "likely: ",
         ] {
             assert!(line.contains(part), "{part:?} is not in {line}");
         }

@@ -71,10 +71,7 @@ fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_c
         peer.is_gone().then_some(())
     });
     let frames = [
-        "Halt of 5 bytes",
-        "Offer of 4096 bytes",
-        "MissingList of 24576 bytes",
-        "Ready of 4 bytes",
+        "Halt of 5 bytes", "Offer of 4096 bytes", "MissingList of 24576 bytes", "Ready of 4 bytes",
     ];
     let told = noting.told();
     assert_eq!(told[..4], frames);

@@ -141,13 +141,7 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
                 net.regMr.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, &raw mut handle)
             }
             Some(fd) => net.regMrDmaBuf.expect("a slot")(
-                comm,
-                at as *mut c_void,
-                BYTES,
-                CUDA,
-                0,
-                fd,
-                &raw mut handle,
+                comm, at as *mut c_void, BYTES, CUDA, 0, fd, &raw mut handle,
             ),
         }
     };
@@ -184,12 +178,7 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
             // SAFETY: a group of one; the handles are live.
             let code = unsafe {
                 irecv(
-                    recv,
-                    1,
-                    &raw mut data,
-                    &raw mut sizes,
-                    &raw mut tags,
-                    &raw mut memory,
+                    recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory,
                     &raw mut receive,
                 )
             };
@@ -342,12 +331,7 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
             // SAFETY: a group of one; the handles are live.
             let code = unsafe {
                 net.iflush.expect("a slot")(
-                    recv,
-                    1,
-                    &raw mut data,
-                    &raw mut size,
-                    &raw mut memory,
-                    &raw mut request,
+                    recv, 1, &raw mut data, &raw mut size, &raw mut memory, &raw mut request,
                 )
             };
             assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));

@@ -197,10 +197,7 @@ fn a_rail_that_cannot_be_resolved_in_time_is_left_out() -> Result<()> {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 20)?;
         let words = [
-            "WARN",
-            "begins on rail(s) 0 of 2",
-            "left out",
-            "within FERRITE_HANDSHAKE_TIMEOUT=2 s",
+            "WARN", "begins on rail(s) 0 of 2", "left out", "within FERRITE_HANDSHAKE_TIMEOUT=2 s",
         ];
         assert!(said(&words), "{}", log());
         worker.barrier()?;

@@ -71,9 +71,7 @@ fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> 
         ends_with(
             worker,
             &[
-                "could not be recovered",
-                "packets of 256 bytes from",
-                "packets of 0 bytes arrive",
+                "could not be recovered", "packets of 256 bytes from", "packets of 0 bytes arrive",
                 "Likely: a link or switch",
             ],
         )?;

@@ -71,13 +71,9 @@ pub(crate) fn open_by(
 fn shown_moves() -> u64 {
     let ferrite = built("bin/ferrite").unwrap_or_else(|missing| panic!("{missing}"));
     let own = format!("pid={}", std::process::id());
-    let text = program::stdout_of(Command::new(ferrite).args([
-        "paths",
-        "--interval",
-        "0.1",
-        "--filter",
-        &own,
-    ]));
+    let text = program::stdout_of(
+        Command::new(ferrite).args(["paths", "--interval", "0.1", "--filter", &own]),
+    );
     // The rank, rank and host of the peer, device, GB/s, recoveries, moves.
     let moves = text.lines().nth(1).and_then(|line| line.split_whitespace().nth(6)?.parse().ok());
     moves.unwrap_or_else(|| panic!("no moves in {text:?}"))

@@ -250,8 +250,7 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
         assert!(worker.rank() == 0 || faults.iter().any(|fault| said(&[END, fault])), "{}", log());
         // Unless the peer gives up first: then its words are reported.
         let words = [
-            "softrnic0 was lost by a fatal error",
-            "and is not back",
+            "softrnic0 was lost by a fatal error", "and is not back",
             "not in the list of RDMA devices",
         ];
         let is_reported = said(&words) || said(&["the peer gave up"]);

@@ -11,10 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The message may have two stripes. Half of it is one stripe.
 const POSTED: u32 = 1 << 20;
 const STATES: [&str; 5] = [
-    "nothing has come",
-    "a stripe, no length",
-    "low half of the length",
-    "length, not all stripes",
+    "nothing has come", "a stripe, no length", "low half of the length", "length, not all stripes",
     "whole",
 ];
 /// Names of immediates, and their part of the length.
@@ -31,31 +28,16 @@ const EVENTS: [(&str, LengthCode); 7] = [
 /// same queue pair.
 const FOLLOWING: [[&str; EVENTS.len()]; STATES.len()] = [
     [
-        "whole",
-        "length, not all stripes",
-        "length, not all stripes",
-        "a stripe, no length",
-        "low half of the length",
-        "error",
-        "error",
+        "whole", "length, not all stripes", "length, not all stripes", "a stripe, no length",
+        "low half of the length", "error", "error",
     ],
     [
-        "error",
-        "error; whole",
-        "error; whole",
-        "a stripe, no length; error",
-        "error; low half of the length",
-        "error",
-        "error",
+        "error", "error; whole", "error; whole", "a stripe, no length; error",
+        "error; low half of the length", "error", "error",
     ],
     [
-        "error",
-        "error",
-        "error",
-        "error; low half of the length",
-        "error",
-        "error; length, not all stripes; whole",
-        "error",
+        "error", "error", "error", "error; low half of the length", "error",
+        "error; length, not all stripes; whole", "error",
     ],
     ["error", "error", "error", "error; whole", "error", "error", "error"],
     ["error", "error", "error", "error", "error", "error", "error"],

@@ -27,12 +27,8 @@
 #![cfg_attr(
     not(test),
     deny(
-        clippy::unwrap_used,
-        clippy::expect_used,
-        clippy::panic,
-        clippy::exit,
-        clippy::print_stdout,
-        clippy::print_stderr
+        clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::exit,
+        clippy::print_stdout, clippy::print_stderr
     )
 )]
 

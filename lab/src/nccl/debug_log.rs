@@ -93,20 +93,8 @@ fn filter() -> Filter {
 
 /// The bits of `NCCL_DEBUG_SUBSYS`, in their order: those of NCCL 2.21.5.
 pub const SUBSYSTEMS: [&str; 14] = [
-    "INIT",
-    "COLL",
-    "P2P",
-    "SHM",
-    "NET",
-    "GRAPH",
-    "TUNING",
-    "ENV",
-    "ALLOC",
-    "CALL",
-    "PROXY",
-    "NVLS",
-    "BOOTSTRAP",
-    "REG",
+    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY",
+    "NVLS", "BOOTSTRAP", "REG",
 ];
 
 /// The two variables as NCCL 2.21.5 reads them. What it shows, later releases show too; they also

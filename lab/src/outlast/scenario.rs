@@ -667,14 +667,8 @@ mod tests {
     #[test]
     fn faults_are_read_as_they_are_printed() {
         for text in [
-            "clear",
-            "kill sender",
-            "kill receiver",
-            "stop receiver",
-            "continue sender",
-            "line cut",
-            "line silent 250ms",
-            "port softrnic0/1 down",
+            "clear", "kill sender", "kill receiver", "stop receiver", "continue sender",
+            "line cut", "line silent 250ms", "port softrnic0/1 down",
             "drop device=softrnic0 attempts=all",
         ] {
             assert_eq!(Fault::parse(text).expect(text).to_string(), text);

@@ -135,13 +135,7 @@ fn receive(
         worker.report(&Report::Progress(so_far.clone()))
     };
     let outcome = run_receiver(
-        &comm,
-        &region,
-        &mut buffers,
-        &job.stream,
-        &mut pace,
-        &mut received,
-        &mut tell,
+        &comm, &region, &mut buffers, &job.stream, &mut pace, &mut received, &mut tell,
     );
     let end = end_of(outcome, pace.now_ms())?;
     // Late writes may still be under way.

@@ -195,13 +195,7 @@ impl Machine {
         });
         let relevant = |name: &str| {
             [
-                "NCCL_",
-                "FERRITE_",
-                "SOFTRNIC_",
-                "RDMAV_",
-                "IBV_",
-                "MLX5_",
-                "LD_LIBRARY_PATH",
+                "NCCL_", "FERRITE_", "SOFTRNIC_", "RDMAV_", "IBV_", "MLX5_", "LD_LIBRARY_PATH",
                 "LD_PRELOAD",
             ]
             .iter()

@@ -592,23 +592,14 @@ mod tests {
     #[test]
     fn no_variable_by_which_code_is_loaded_or_a_file_is_written_is_set_by_another_host() {
         for name in [
-            "NCCL_IB_TC",
-            "FERRITE_LANES",
-            "SOFTRNIC_PATHS",
-            "MLX5_SINGLE_THREADED",
+            "NCCL_IB_TC", "FERRITE_LANES", "SOFTRNIC_PATHS", "MLX5_SINGLE_THREADED",
             "NCCL_LOOPBACK_WORD",
         ] {
             assert!(may_set(name), "{name}");
         }
         for name in [
-            "LD_PRELOAD",
-            "NCCL_IBVERBS_LIB",
-            "NCCL_NET_PLUGIN",
-            "NCCL_DEBUG_FILE",
-            "SOFTRNIC_GPU_HELPER",
-            "SOFTRNIC_TRACE",
-            "FERRITE_STATS_DIR",
-            "NCCL_CUDA_PATH",
+            "LD_PRELOAD", "NCCL_IBVERBS_LIB", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE",
+            "SOFTRNIC_GPU_HELPER", "SOFTRNIC_TRACE", "FERRITE_STATS_DIR", "NCCL_CUDA_PATH",
         ] {
             assert!(!may_set(name), "{name}");
         }

@@ -28,11 +28,8 @@ const KNOWN: [u32; 4] = [34, 57, 59, 64];
 
 /// Where distributions have driver libraries.
 const FOLDERS: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu/libibverbs",
-    "/usr/lib/aarch64-linux-gnu/libibverbs",
-    "/usr/lib64/libibverbs",
-    "/usr/lib/libibverbs",
-    "/usr/local/lib/libibverbs",
+    "/usr/lib/x86_64-linux-gnu/libibverbs", "/usr/lib/aarch64-linux-gnu/libibverbs",
+    "/usr/lib64/libibverbs", "/usr/lib/libibverbs", "/usr/local/lib/libibverbs",
 ];
 
 impl Provider {

@@ -188,11 +188,8 @@ fn attributes(context: &Context) -> Result<DeviceAnswer, i32> {
         max_mr: known.max_mr as u32,
         max_pd: known.max_pd as u32,
         max_reads: [
-            known.max_qp_rd_atom,
-            known.max_ee_rd_atom,
-            known.max_res_rd_atom,
-            known.max_qp_init_rd_atom,
-            known.max_ee_init_rd_atom,
+            known.max_qp_rd_atom, known.max_ee_rd_atom, known.max_res_rd_atom,
+            known.max_qp_init_rd_atom, known.max_ee_init_rd_atom,
         ]
         .map(|count| count as u32),
         atomic_cap: known.atomic_cap as u32,

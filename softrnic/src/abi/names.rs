@@ -3,30 +3,14 @@
 use std::ffi::CStr;
 
 const STATUS: [&CStr; 24] = [
-    c"success",
-    c"local length error",
-    c"local QP operation error",
-    c"local EE context operation error",
-    c"local protection error",
-    c"Work Request Flushed Error",
-    c"memory management operation error",
-    c"bad response error",
-    c"local access error",
-    c"remote invalid request error",
-    c"remote access error",
-    c"remote operation error",
-    c"transport retry counter exceeded",
-    c"RNR retry counter exceeded",
-    c"local RDD violation error",
-    c"remote invalid RD request",
-    c"aborted error",
-    c"invalid EE context number",
-    c"invalid EE context state",
-    c"fatal error",
-    c"response timeout error",
-    c"general error",
-    c"TM error",
-    c"TM software rendezvous",
+    c"success", c"local length error", c"local QP operation error",
+    c"local EE context operation error", c"local protection error", c"Work Request Flushed Error",
+    c"memory management operation error", c"bad response error", c"local access error",
+    c"remote invalid request error", c"remote access error", c"remote operation error",
+    c"transport retry counter exceeded", c"RNR retry counter exceeded",
+    c"local RDD violation error", c"remote invalid RD request", c"aborted error",
+    c"invalid EE context number", c"invalid EE context state", c"fatal error",
+    c"response timeout error", c"general error", c"TM error", c"TM software rendezvous",
 ];
 
 const EVENT: [&CStr; 20] = [
@@ -56,14 +40,8 @@ const PORT_STATE: [&CStr; 6] =
     [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
 const NODE_TYPE: [&CStr; 8] = [
-    c"unknown",
-    c"InfiniBand channel adapter",
-    c"InfiniBand switch",
-    c"InfiniBand router",
-    c"iWARP NIC",
-    c"usNIC",
-    c"usNIC UDP",
-    c"unspecified",
+    c"unknown", c"InfiniBand channel adapter", c"InfiniBand switch", c"InfiniBand router",
+    c"iWARP NIC", c"usNIC", c"usNIC UDP", c"unspecified",
 ];
 
 fn pick(table: &'static [&'static CStr], number: i32) -> &'static CStr {

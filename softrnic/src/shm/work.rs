@@ -87,18 +87,9 @@ fn add(counter: &AtomicU64, count: u64) {
 impl WorkCounters {
     pub(crate) fn all(&self) -> [&AtomicU64; 12] {
         [
-            &self.requests,
-            &self.doorbells,
-            &self.inline,
-            &self.gathered,
-            &self.gathered_bytes,
-            &self.fetched,
-            &self.fetched_bytes,
-            &self.pushed_bytes,
-            &self.immediates,
-            &self.packets,
-            &self.receives,
-            &self.receive_posts,
+            &self.requests, &self.doorbells, &self.inline, &self.gathered, &self.gathered_bytes,
+            &self.fetched, &self.fetched_bytes, &self.pushed_bytes, &self.immediates,
+            &self.packets, &self.receives, &self.receive_posts,
         ]
     }
 
@@ -151,10 +142,7 @@ pub(crate) struct Capacities {
 impl Capacities {
     pub(crate) fn set(&self, cap: &QpCap, operations: Option<u64>, has_thread: bool) {
         let given = [
-            cap.max_send_wr,
-            cap.max_recv_wr,
-            cap.max_send_sge,
-            cap.max_recv_sge,
+            cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge,
             cap.max_inline_data,
         ];
         for (word, value) in self.words.iter().zip(given) {

@@ -14,28 +14,10 @@ use testkit::unique::unique_name;
 use testkit::{Missing, Scratch, dist, wait_until};
 
 pub const PROGRAMS: &[&str] = &[
-    "ibv_devices",
-    "ibv_devinfo",
-    "ibv_asyncwatch",
-    "ibv_rc_pingpong",
-    "ibv_uc_pingpong",
-    "ibv_ud_pingpong",
-    "ibv_srq_pingpong",
-    "ibv_xsrq_pingpong",
-    "ib_write_bw",
-    "ib_write_lat",
-    "ib_send_bw",
-    "ib_send_lat",
-    "ib_read_bw",
-    "ib_read_lat",
-    "ib_atomic_bw",
-    "ib_atomic_lat",
-    "rping",
-    "ucmatose",
-    "rdma_server",
-    "rdma_client",
-    "fi_pingpong",
-    "qperf",
+    "ibv_devices", "ibv_devinfo", "ibv_asyncwatch", "ibv_rc_pingpong", "ibv_uc_pingpong",
+    "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_write_lat",
+    "ib_send_bw", "ib_send_lat", "ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat",
+    "rping", "ucmatose", "rdma_server", "rdma_client", "fi_pingpong", "qperf",
 ];
 pub const LIBRARIES: &[&str] =
     &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1", "libfabric.so.1"];

@@ -776,12 +776,10 @@ fn a_completion_channel_wakes_the_receiver() {
         let (create, destroy, get, ack, arm): (Create, Destroy, GetEvent, Ack, Arm) = unsafe {
             (
                 std::mem::transmute::<Ptr, Create>(symbol(
-                    "ibv_create_comp_channel",
-                    "IBVERBS_1.0",
+                    "ibv_create_comp_channel", "IBVERBS_1.0",
                 )),
                 std::mem::transmute::<Ptr, Destroy>(symbol(
-                    "ibv_destroy_comp_channel",
-                    "IBVERBS_1.0",
+                    "ibv_destroy_comp_channel", "IBVERBS_1.0",
                 )),
                 std::mem::transmute::<Ptr, GetEvent>(symbol("ibv_get_cq_event", "IBVERBS_1.1")),
                 std::mem::transmute::<Ptr, Ack>(symbol("ibv_ack_cq_events", "IBVERBS_1.1")),

@@ -201,10 +201,7 @@ impl Totals {
             }
         }
         family(
-            &mut text,
-            "ferrite_rail_bytes",
-            "counter",
-            "bytes",
+            &mut text, "ferrite_rail_bytes", "counter", "bytes",
             "Bytes given to each of several rails.",
         );
         for ((device, rail), bytes) in &self.rails {

@@ -128,12 +128,8 @@ pub(crate) struct Port {
 
 /// Counters of a port that tell of packets that were lost or sent again.
 const RETRIES: [&str; 6] = [
-    "local_ack_timeout_err",
-    "packet_seq_err",
-    "out_of_sequence",
-    "rnr_nak_retry_err",
-    "implied_nak_seq_err",
-    "roce_adp_retrans",
+    "local_ack_timeout_err", "packet_seq_err", "out_of_sequence", "rnr_nak_retry_err",
+    "implied_nak_seq_err", "roce_adp_retrans",
 ];
 /// Congestion notification packets that a port has handled.
 const CONGESTION: [&str; 2] = ["rp_cnp_handled", "rx_cnp_handled"];

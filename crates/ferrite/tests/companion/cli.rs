@@ -70,9 +70,7 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     }
     let (_, stdout, _) = ferrite(&["compare", "--help"], &[]);
     for words in [
-        "[default: 60; `bench`: 10]",
-        "64K,256K",
-        "a minute or less",
+        "[default: 60; `bench`: 10]", "64K,256K", "a minute or less",
         "ferrite compare --seconds 300",
     ] {
         assert!(

@@ -342,8 +342,7 @@ fn a_good_transport_is_valid() {
         "{stdout}"
     );
     for words in [
-        "  right  single           0 B",
-        "  right  stream     4194433 B",
+        "  right  single           0 B", "  right  stream     4194433 B",
         "  right  group            8 messages",
     ] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");

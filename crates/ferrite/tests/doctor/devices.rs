@@ -336,10 +336,7 @@ fn gpu_memory_warns_if_neither_way_is_there() {
     neither.is(
         "warn",
         &[
-            "by address: no",
-            "older than 5.12",
-            "not the open one",
-            "no RDMA device takes",
+            "by address: no", "older than 5.12", "not the open one", "no RDMA device takes",
             "modprobe nvidia-peermem",
         ],
     );

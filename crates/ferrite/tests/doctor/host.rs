@@ -331,8 +331,7 @@ fn plugins_tells_which_file_nccl_takes() {
     image.is(
         "FAIL",
         &[
-            "takes no plugin",
-            "spcx, libnccl-net-spcx.so not found",
+            "takes no plugin", "spcx, libnccl-net-spcx.so not found",
             "libnccl-net.so is there as well",
         ],
     );

@@ -2,13 +2,8 @@
 //! (the plugin's own declarations), and what later versions changed.
 
 #![allow(
-    missing_docs,
-    non_camel_case_types,
-    non_snake_case,
-    non_upper_case_globals,
-    dead_code,
-    unreachable_pub,
-    clippy::all
+    missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code,
+    unreachable_pub, clippy::all
 )]
 
 pub mod later;

@@ -105,12 +105,7 @@ fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
         let of = |device: usize| &seen["devices"][device]["queue_pairs"][0]["work"];
         let sender = of(0);
         let names = [
-            "requests",
-            "doorbells",
-            "inline",
-            "gathered",
-            "gathered_bytes",
-            "fetched",
+            "requests", "doorbells", "inline", "gathered", "gathered_bytes", "fetched",
             "pushed_bytes",
         ];
         assert_eq!(

@@ -111,15 +111,7 @@ fn limits_of_a_port_change_at_once() {
     Softrnic::new().alone(|| {
         let (a, b) = local_pair(4096, &QUICK);
         control(&[
-            "port",
-            "1/1",
-            "--mtu",
-            "512",
-            "--speed",
-            "100",
-            "--latency-us",
-            "1.5",
-            "--bandwidth",
+            "port", "1/1", "--mtu", "512", "--speed", "100", "--latency-us", "1.5", "--bandwidth",
             "12.5",
         ]);
         let attr = port_attr(b.context, 1).expect("port");

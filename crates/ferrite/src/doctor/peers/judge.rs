@@ -9,11 +9,7 @@ use crate::doctor::report::{Finding, RowReport, Verdict};
 
 /// Settings that are each host's own.
 const OWN: [&str; 6] = [
-    "NCCL_HOSTID",
-    "NCCL_TOPO_FILE",
-    "NCCL_TOPO_DUMP_FILE",
-    "NCCL_DEBUG_FILE",
-    "NCCL_COMM_ID",
+    "NCCL_HOSTID", "NCCL_TOPO_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE", "NCCL_COMM_ID",
     "NCCL_NET_PLUGIN",
 ];
 /// A control round trip of more is named.

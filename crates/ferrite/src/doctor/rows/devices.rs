@@ -469,23 +469,13 @@ pub(crate) const COUNTER_ROWS: &[Row] = &[
 
 /// In `counters`.
 const ERRORS: [&str; 6] = [
-    "symbol_error",
-    "link_error_recovery",
-    "link_downed",
-    "port_rcv_errors",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors",
 ];
 /// In `hw_counters`.
 const RETRIES: [&str; 8] = [
-    "out_of_sequence",
-    "packet_seq_err",
-    "local_ack_timeout_err",
-    "implied_nak_seq_err",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans_to",
-    "rx_icrc_encapsulated",
-    "req_remote_access_errors",
+    "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "implied_nak_seq_err",
+    "rnr_nak_retry_err", "roce_adp_retrans_to", "rx_icrc_encapsulated", "req_remote_access_errors",
 ];
 /// Changes of an interface's link that are allowed: its start makes some.
 const CARRIER_CHANGES: i64 = 10;
