@@ -12,6 +12,7 @@ use lab::nccl::debug_log;
 use lab::nccl::library::{Source, profiler_events};
 use lab::pair::PairPermit;
 use lab::pair::Setting;
+use lab::results::record::{Record, Side};
 use lab::transport::Transport;
 use std::process::Command;
 use testkit::cases;
@@ -176,37 +177,25 @@ const ALL_CHECKS: usize = 43;
 /// Streams of 10 sizes.
 const STREAMS: usize = 10;
 
-#[test]
-fn ib_of_2_21_5_is_right_over_one_connection() -> Result<()> {
-    is_right(
-        "2.21.5",
-        "single",
-        "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n",
-        ALL_CHECKS,
-        &[],
-    )
+/// All of it over one connection, and over two devices that are one, by this version of the table.
+fn over_one(release: &str, version: u32) -> Result<()> {
+    let on = "softrnic0 and softrnic1";
+    let headline = format!("single: IB {release} (interface v{version}) on {on}\n");
+    is_right(release, "single", &headline, ALL_CHECKS, &[])
 }
 
-#[test]
-fn ib_of_2_28_9_is_right_over_one_connection() -> Result<()> {
-    is_right(
-        "2.28.9",
-        "single",
-        "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n",
-        ALL_CHECKS,
-        &[],
-    )
+fn over_fused(release: &str, version: u32) -> Result<()> {
+    let on = "softrnic0+softrnic1 and softrnic2+softrnic3";
+    let headline = format!("fused: IB {release} (interface v{version}) on {on}\n");
+    is_right(release, "fused", &headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
-#[test]
-fn ib_of_2_30_7_is_right_over_one_connection() -> Result<()> {
-    is_right(
-        "2.30.7",
-        "single",
-        "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n",
-        ALL_CHECKS,
-        &[],
-    )
+cases! { Result<()>;
+    ib_of_2_21_5_is_right_over_one_connection => over_one("2.21.5", 8);
+    ib_of_2_28_9_is_right_over_one_connection => over_one("2.28.9", 11);
+    ib_of_2_30_7_is_right_over_one_connection => over_one("2.30.7", 12);
+    ib_of_2_28_9_is_right_over_fused_devices => over_fused("2.28.9", 11);
+    ib_of_2_30_7_is_right_over_fused_devices => over_fused("2.30.7", 12);
 }
 
 #[test]
@@ -215,20 +204,6 @@ fn ib_is_right_over_two_devices_at_once() -> Result<()> {
         is_right(release, "parallel", &format!("parallel: IB {release} "), STREAMS, &[])?;
     }
     Ok(())
-}
-
-#[test]
-fn ib_of_2_28_9_is_right_over_fused_devices() -> Result<()> {
-    let headline =
-        "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
-}
-
-#[test]
-fn ib_of_2_30_7_is_right_over_fused_devices() -> Result<()> {
-    let headline =
-        "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
 /// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI
@@ -374,7 +349,14 @@ fn the_comparison_is_valid_and_its_data_right() {
     // Four seconds tell nothing of the times, and say so.
     assert_eq!(printed.status.code(), Some(3), "{printed}");
     assert!(printed.stdout.contains("messages right; "), "{printed}");
-    for file in ["report.html", "report.md", "report.svg", "raw.json"] {
+    for file in ["report.html", "report.md", "report.svg"] {
         assert!(report.join(file).exists(), "{file}");
     }
+    let raw = std::fs::read(report.join("raw.json")).expect("it was written");
+    let record: Record = serde_json::from_slice(&raw).expect("it is a record");
+    let names: Vec<&str> = record.sides.iter().map(|side| side.identity.name.as_str()).collect();
+    assert_eq!(names, ["IB", "Ferrite"]);
+    let device = std::fs::canonicalize(dist().join("softrnic")).expect("it is there");
+    let verbs = |side: &Side| side.verbs.first().is_some_and(|file| file.starts_with(&device));
+    assert!(record.sides.iter().all(verbs), "{:?}", record.sides);
 }

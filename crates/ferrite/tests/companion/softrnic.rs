@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lab::error::{Error, Result};
-use lab::measure::metric::Metric;
 use lab::nccl::library::{Library, Source};
 use lab::nccl::{release, shared_object};
 use lab::pair;
 use lab::pair::PeerConn;
 use lab::pair::worker_ctx::Pages;
-use lab::results::record::Record;
 use lab::transport::Transport;
 use lab::transport::buffer::Buffer;
 use lab::transport::deadline::{finished, posted};
@@ -26,45 +24,6 @@ const FAST: &str = "--seconds 2 --timeout 60 --sizes 8,64K --connections 10";
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
-}
-
-#[test]
-fn the_built_in_transport_runs() {
-    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
-    let report = Scratch::new();
-    let line = format!("bench --stock {} --report {} {FAST}", text(&nccl), text(&report));
-    let (code, stdout, stderr) = run(&line, &[("FERRITE_DIST", text(&dist))]);
-    assert_eq!(code, 0, "{stdout}{stderr}");
-    assert!(stdout.contains("A = NCCL 2.21.5 built in"), "{stdout}");
-}
-
-#[test]
-fn the_plugin_is_compared_with_the_built_in_transport() {
-    let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
-    let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
-    let report = Scratch::new();
-    let line = format!("compare --nccl {} --report {} {FAST}", text(&nccl), text(&report));
-    let (code, stdout, stderr) = run(&line, &[("FERRITE_DIST", text(&dist))]);
-    // Two seconds tell nothing.
-    assert_eq!(code, 3, "{stdout}{stderr}");
-    assert!(stdout.contains("B = Ferrite"), "{stdout}");
-    let raw = std::fs::read_to_string(report.join("raw.json")).expect("it was written");
-    let record: Record = serde_json::from_str(&raw).expect("it is a record");
-    let names: Vec<&str> = record.sides.iter().map(|side| side.identity.name.as_str()).collect();
-    assert_eq!(names, ["IB", "Ferrite"]);
-    for side in &record.sides {
-        let verbs = side.verbs.first().expect("both use libibverbs");
-        assert!(
-            verbs.starts_with(std::fs::canonicalize(dist.join("softrnic")).expect("it is there")),
-            "{verbs:?}"
-        );
-    }
-    assert!(
-        record
-            .rows
-            .iter()
-            .any(|row| row.key.metric == Metric::SetupMany && row.judgement.ratio.is_some())
-    );
 }
 
 /// A plugin around the plugin, which makes messages that travel alone take 2 us more.
@@ -104,16 +63,16 @@ fn nccls_own_loader_takes_the_plugin() {
 fn the_loader_of_nccl_2_28_takes_a_list_and_that_of_2_21_does_not() {
     let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
     let plugin = std::fs::canonicalize(dist.join("lib/libnccl-net.so")).expect("it is there");
-    let (list, report) = (format!("spcx,/no/such.so,{}", plugin.display()), Scratch::new());
+    let list = format!("spcx,/no/such.so,{}", plugin.display());
     for (release, expected) in [("2.28.9", 0), ("2.21.5", 2)] {
         let nccl = require!(cached_nccl(release));
-        let line = format!("bench --loader {list} --report {} {FAST}", text(&report));
+        let line = format!("verify --loader {list} --over single --long 10");
         let (code, stdout, stderr) =
             run(&line, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
         assert_eq!(code, expected, "NCCL {release}: {stdout}{stderr}");
         let words = "NCCL 2.21.5 takes one plugin, and 2.27 and later take a list";
         assert!(
-            if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(words) },
+            if code == 0 { stdout.starts_with("single: Ferrite ") } else { stderr.contains(words) },
             "{stdout}{stderr}"
         );
     }
@@ -133,9 +92,8 @@ fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
     let nccl = require!(cached_nccl("2.20.5"));
     let folder = std::fs::canonicalize(dist.join("lib")).expect("it is there");
     let path = folder.join("libnccl-net.so");
-    let report = Scratch::new();
     for (value, code) in [("ferrite", 0), (text(&path), 2)] {
-        let line = format!("bench --loader {value} --report {} {FAST}", text(&report));
+        let line = format!("verify --loader {value} --over single --long 10");
         let environment = [
             ("FERRITE_DIST", text(&dist)),
             ("FERRITE_NCCL", text(&nccl)),
@@ -145,7 +103,11 @@ fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
         assert_eq!(found, code, "{value}: {stdout}{stderr}");
         let words = format!("did not take NCCL_NET_PLUGIN={value}");
         assert!(
-            if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(&words) },
+            if code == 0 {
+                stdout.starts_with("single: Ferrite ")
+            } else {
+                stderr.contains(&words)
+            },
             "{stdout}{stderr}"
         );
     }
