@@ -122,14 +122,17 @@ if [ "$mode" != --tests ]; then
     scripts/build.sh --programs "$dist"
     if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
     background "stock NCCL" fetch_nccl "${releases[@]}"
-    finish libraries
 fi
+# Beside the libraries, whose last part takes one processor.
+background "build of all tests" \
+    "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
+[ "$mode" = --tests ] || finish libraries
 finish "Python tools"
 # The tests of the Python programs need no more than the libraries and the programs.
 export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
-"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
+finish "build of all tests"
 if [ "$mode" = all ]; then
     background "contract of the plugin with features" "$dist/bin/ferrite" check \
         --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so" \
