@@ -1,5 +1,5 @@
 /* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma), or with
- * CARD=irdma, of an Intel E810 (libirdma): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
+ * CARD=irdma, of an Intel E810 (libirdma), or with CARD=bnxt_re, of a Broadcom BCM57508 (libbnxt_re): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
  * nothing completes unless the program writes a completion itself. With CARD_TELLS it prints the size of each region. It is preloaded;
  * SYSFS_PATH names a folder with the few files that libibverbs reads (see verbs.sh). */
 #define _GNU_SOURCE
@@ -23,6 +23,7 @@
 #include <rdma/mlx5_user_ioctl_cmds.h>
 #include <rdma/erdma-abi.h>
 #include <rdma/irdma-abi.h>
+#include <rdma/bnxt_re-abi.h>
 #include "card.h"
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -99,7 +100,9 @@ static int written(struct call *call) {
   case IB_USER_VERBS_CMD_ALLOC_PD: {
     struct ib_uverbs_alloc_pd_resp r = {next_handle++};
     struct mlx5_ib_alloc_pd_resp d = {next_number++};
+    struct bnxt_re_pd_resp b = {.pdid = d.pdn, .dbr = 0x10000};
     answer(call, UVERBS_ATTR_CORE_OUT, &r, sizeof r);
+    if (is("bnxt_re")) { answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b); return 0; }
     answer(call, UVERBS_ATTR_UHW_OUT, &d, sizeof d);
     return 0;
   }
@@ -141,6 +144,11 @@ static int asked(struct call *call) {
       answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
       return 0;
     }
+    if (is("bnxt_re")) {
+      struct bnxt_re_uctx_resp b = {.max_qp = 65536, .pg_size = 4096, .cqe_sz = 32, .max_cqd = limits.max_cqe, .comp_mask = 1, .chip_id0 = 0x1750};
+      answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
+      return 0;
+    }
     struct mlx5_ib_alloc_ucontext_resp r = {.bf_reg_size = 512, .cache_line_size = 64, .max_sq_desc_sz = 1024, .max_rq_desc_sz = 512,
       .max_send_wqebb = 32768, .max_recv_wr = 32768, .max_srq_recv_wr = 32767, .num_ports = 1, .response_length = sizeof r,
       .cqe_version = 1, .cmds_supp_uhw = 3, .eth_min_inline = 1, .log_uar_size = 12, .num_uars_per_page = 1};
@@ -168,6 +176,9 @@ static int asked(struct call *call) {
       card.completion_count = cqe;
       struct irdma_create_cq_resp i = {next_number++, cqe};
       answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
+    } else if (is("bnxt_re")) {
+      struct bnxt_re_cq_resp b = {.cqid = next_number++, .phase = 1};
+      answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
     } else {
       const struct mlx5_ib_create_cq *c = input(call, UVERBS_ATTR_UHW_IN);
       card.completions = (void *)(uintptr_t)c->buf_addr;
@@ -193,6 +204,11 @@ static int asked(struct call *call) {
       struct irdma_create_qp_resp i = {.qp_id = number, .actual_sq_size = cap.max_send_wr, .actual_rq_size = cap.max_recv_wr, .push_idx = 0xffff,
         .qp_caps = 7};
       answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
+    } else if (is("bnxt_re")) {
+      const struct bnxt_re_qp_req *q = input(call, UVERBS_ATTR_UHW_IN);
+      card.sends = (void *)(uintptr_t)q->qpsva;
+      struct bnxt_re_qp_resp b = {.qpid = number};
+      answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
     } else {
       const struct mlx5_ib_create_qp *q = input(call, UVERBS_ATTR_UHW_IN);
       card.user_index = q->uidx;

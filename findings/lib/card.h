@@ -6,6 +6,7 @@ struct card {
   uint32_t user_index;        /* the number by which libmlx5 finds the queue pair created last */
   uint32_t qp_flags;          /* the flags with which libmlx5 asked for that queue pair */
   unsigned char *doorbells;   /* the page of doorbells mapped last */
+  const unsigned char *sends; /* the send queue of the queue pair that libbnxt_re created last */
 };
 extern struct card card __attribute__((weak));
 
