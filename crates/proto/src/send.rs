@@ -43,9 +43,9 @@ pub(super) struct UnclaimedCts {
 #[derive(Debug)]
 pub struct SendFlow {
     pub(super) striping: Striping,
-    /// The clear-to-sends `head..next`, by sequence number modulo the window: no more than it has
-    /// room for. Those that a message has claimed are `None`.
-    pub(super) unclaimed: Box<[Option<UnclaimedCts>; WINDOW]>,
+    /// Those of the clear-to-sends `head..next` that no message has claimed: no more than the
+    /// window has room for.
+    pub(super) unclaimed: Unclaimed,
     /// Sequence number of the oldest clear-to-send that no message has claimed.
     pub(super) head: u32,
     /// Sequence number of the clear-to-send that the peer writes next.
@@ -103,7 +103,7 @@ impl SendFlow {
     pub fn new(striping: Striping, weights: RailWeights) -> Self {
         Self {
             striping,
-            unclaimed: Box::new([None; WINDOW]),
+            unclaimed: Unclaimed(Vec::with_capacity(WINDOW)),
             head: 1,
             next: 1,
             qp: QpIndex(0),
@@ -174,13 +174,13 @@ impl SendFlow {
         self.next = seq.wrapping_add(1);
         debug_assert!(self.next.wrapping_sub(self.head) <= WINDOW as u32);
         if tag != wanted {
-            self.unclaimed[index(seq)] = Some(cts);
+            self.unclaimed.put(seq, cts);
             return Ok(None);
         }
         if is_oldest {
             self.head = self.next;
         } else {
-            self.unclaimed[index(seq)] = None;
+            self.unclaimed.take(seq);
         }
         Ok(Some((seq, cts)))
     }
@@ -190,9 +190,9 @@ impl SendFlow {
     fn claim(&mut self, tag: u32) -> Option<(u32, UnclaimedCts)> {
         let known = self.next.wrapping_sub(self.head);
         let mut kept = (0..known).map(|i| self.head.wrapping_add(i));
-        let seq = kept.find(|seq| self.unclaimed[index(*seq)].is_some_and(|cts| cts.tag == tag))?;
-        let cts = self.unclaimed[index(seq)].take()?;
-        while self.head != self.next && self.unclaimed[index(self.head)].is_none() {
+        let seq = kept.find(|seq| self.unclaimed.get(*seq).is_some_and(|cts| cts.tag == tag))?;
+        let cts = self.unclaimed.take(seq)?;
+        while self.head != self.next && self.unclaimed.get(self.head).is_none() {
             self.head = self.head.wrapping_add(1);
         }
         Some((seq, cts))
@@ -603,12 +603,12 @@ impl SendFlow {
                 request.pending_stripes.set(striping.stripe_count(replay.length) as i32);
             }
         }
-        self.unclaimed.fill(None);
+        self.unclaimed.0.fill(None);
         let mut head = missing_list.next;
         for MissingMessage { cts, .. } in
             missing_list.missing.iter().rev().filter(|m| !live.contains_key(&m.cts.seq))
         {
-            self.unclaimed[cts.seq as usize % RING_SLOTS] = Some(UnclaimedCts::from(cts));
+            self.unclaimed.put(cts.seq, UnclaimedCts::from(cts));
             head = cts.seq;
         }
         (self.head, self.next, self.qp) = (head, missing_list.next, QpIndex(0));
@@ -655,7 +655,7 @@ impl SendFlow {
     /// before `end`.
     fn is_unclaimed(&self, seq: u32, end: u32) -> bool {
         let is_kept = seq.wrapping_sub(self.head) < self.next.wrapping_sub(self.head)
-            && self.unclaimed[seq as usize % RING_SLOTS].is_some();
+            && self.unclaimed.get(seq).is_some();
         is_kept || seq.wrapping_sub(self.next) < end.wrapping_sub(self.next)
     }
 
@@ -764,8 +764,7 @@ impl SendFlow {
             .take_while(|i| read(next.wrapping_add(*i)).is_some())
             .count() as u32;
         let known = next.wrapping_sub(head);
-        let is_unclaimed =
-            |i: &u32| self.unclaimed[head.wrapping_add(*i) as usize % RING_SLOTS].is_some();
+        let is_unclaimed = |i: &u32| self.unclaimed.get(head.wrapping_add(*i)).is_some();
         let unclaimed = (0..known).filter(is_unclaimed).count() as u32;
         let sent = next.wrapping_sub(1).wrapping_sub(unclaimed);
         let last = next.wrapping_add(unread).wrapping_sub(1);
@@ -799,10 +798,30 @@ impl From<&Cts> for UnclaimedCts {
     }
 }
 
-/// Index in [`SendFlow::unclaimed`] of sequence number `seq`.
-#[inline]
-fn index(seq: u32) -> usize {
-    seq as usize % WINDOW
+/// Clear-to-sends by sequence number modulo the window. Its memory is allocated from the beginning,
+/// and first written to when one is kept: most connections never keep any.
+#[derive(Debug)]
+pub(super) struct Unclaimed(Vec<Option<UnclaimedCts>>);
+
+impl Unclaimed {
+    /// The one with number `seq`, if it is kept.
+    fn get(&self, seq: u32) -> Option<&UnclaimedCts> {
+        self.0.get(seq as usize % WINDOW)?.as_ref()
+    }
+
+    /// Keeps one.
+    fn put(&mut self, seq: u32, cts: UnclaimedCts) {
+        if self.0.is_empty() {
+            // It has this capacity.
+            self.0.resize(WINDOW, None);
+        }
+        self.0[seq as usize % WINDOW] = Some(cts);
+    }
+
+    /// Takes the one with number `seq` out, if it is kept.
+    fn take(&mut self, seq: u32) -> Option<UnclaimedCts> {
+        self.0.get_mut(seq as usize % WINDOW)?.take()
+    }
 }
 
 /// A message to send.
@@ -1085,6 +1104,18 @@ mod tests {
             assert_eq!(addr(10), Some(0x3000));
             assert_eq!(addr(10), Some(0x4000));
             assert_eq!(addr(10), None);
+        }
+
+        /// Until one is kept, its memory is not written to.
+        #[test]
+        fn a_clear_to_send_is_kept_only_if_another_message_comes_before_its_own() {
+            let mut flow = flow();
+            let room = flow.unclaimed.0.capacity();
+            let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8)];
+            assert!(submit(&mut flow, &ring, 10, 8).is_some());
+            assert!(flow.unclaimed.0.is_empty());
+            assert!(submit(&mut flow, &ring, 10, 8).is_some());
+            assert_eq!((flow.unclaimed.0.len(), flow.unclaimed.0.capacity()), (WINDOW, room));
         }
 
         #[test]

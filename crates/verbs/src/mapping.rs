@@ -13,7 +13,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `bytes`, rounded up to whole pages.
+    /// Maps `bytes`, rounded up to whole pages. All pages are there at once: a card pins them in any
+    /// case, and each page that is first written to later takes longer.
     ///
     /// # Errors
     /// The system has no memory.
@@ -24,7 +25,7 @@ impl Mapping {
                 std::ptr::null_mut(),
                 bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
                 -1,
                 0,
             )
