@@ -157,12 +157,11 @@ impl Network {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
-        // After `take`, so that this connection is not dropped as abandoned.
-        self.connectors.sweep();
         let is_new = known.is_none();
         let (cookie, mut connector) = match known {
             Some(connector) => (cookie, connector),
             None => {
+                self.connectors.sweep();
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
                 let towards = |networks: &Arc<Networks>| {
                     networks.device_towards(device, &handle.known_gids(0))

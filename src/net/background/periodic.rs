@@ -1,5 +1,6 @@
 //! Tasks that run at intervals until they report that they are done.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +14,10 @@ pub trait PeriodicTask: Debug + Send + Sync {
 
 /// The tasks of a watcher.
 #[derive(Debug, Default)]
-pub struct PeriodicTasks(Mutex<Vec<Weak<dyn PeriodicTask>>>);
+pub struct PeriodicTasks(Mutex<ByAddress>);
+
+/// Tasks by their address, which is no other one's as long as the task is here.
+type ByAddress = BTreeMap<usize, Weak<dyn PeriodicTask>>;
 
 impl PeriodicTasks {
     /// Adds a task, to run as long as it lives and returns that there is more to do. Returns
@@ -21,9 +25,7 @@ impl PeriodicTasks {
     pub fn add(&self, task: &Arc<dyn PeriodicTask>) -> bool {
         let mut tasks = self.lock();
         let is_first = tasks.is_empty();
-        if !tasks.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(task))) {
-            tasks.push(Arc::downgrade(task));
-        }
+        tasks.entry(Arc::as_ptr(task).addr()).or_insert_with(|| Arc::downgrade(task));
         is_first
     }
 
@@ -36,7 +38,7 @@ impl PeriodicTasks {
     pub fn run(&self) {
         // Off the list during the run, so that the list is unlocked and a task can be added again.
         let tasks = std::mem::take(&mut *self.lock());
-        for task in tasks {
+        for task in tasks.into_values() {
             let Some(task) = task.upgrade() else { continue };
             // The thread has other work, so it must survive a panic of this task.
             match catch_unwind(AssertUnwindSafe(|| task.run())) {
@@ -51,7 +53,7 @@ impl PeriodicTasks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<dyn PeriodicTask>>> {
+    fn lock(&self) -> MutexGuard<'_, ByAddress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
