@@ -549,7 +549,7 @@ impl ConnRecovery {
     }
 
     /// Forgets the latest move: the next slow lane may move at once.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn allow_move(&self) {
         // The simulator may call it in the middle of a job, which is then at a command to a device.
         if let Ok(mut work) = self.work.try_lock() {

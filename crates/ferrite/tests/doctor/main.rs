@@ -125,11 +125,9 @@ impl Setup {
         };
         let text = rows[0]["findings"].as_array().expect("findings").iter().map(words).collect();
         self.softrnic.assert_clean();
-        Report {
-            code: printed.status.code().unwrap_or(-1),
-            verdict: rows[0]["verdict"].as_str().unwrap_or_default().into(),
-            text,
-        }
+        let verdict = rows[0]["verdict"].as_str().unwrap_or_default();
+        assert!(!verdict.is_empty(), "no verdict: {printed}");
+        Report { code: printed.status.code().unwrap_or(-1), verdict: verdict.into(), text }
     }
 }
 
