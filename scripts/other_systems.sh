@@ -16,7 +16,8 @@ shift
 command -v mmdebstrap >/dev/null || install_packages mmdebstrap
 
 # From glibc 2.23 and libibverbs 1.1.8 on. RHEL 8 has the glibc of buster, 2.28; that of bionic is older, 2.27.
-RELEASES="xenial bionic buster focal bullseye jammy bookworm noble trixie"
+# sid has the newest driver libraries.
+RELEASES="xenial bionic buster focal bullseye jammy bookworm noble trixie sid"
 [ $# -gt 0 ] || read -ra releases <<<"$RELEASES"
 [ $# = 0 ] || releases=("$@")
 
@@ -26,7 +27,7 @@ POINTS=1,2,4,5,6,7,8,9,13,14,15,16,20,21,28,29,30,35,36,37,45,49,53
 # inside ROOT COMMAND...: with the built files in /mnt, and what a process expects of a system.
 inside() {
     # shellcheck disable=SC2016
-    unshare --mount --fork sh -c 'root=$0 built=$1 && shift &&
+    unshare --mount --fork sh -c 'root=$0 built=$1 && shift && mount --bind "$root" "$root" &&
         mount --rbind /dev "$root/dev" && mount -t proc proc "$root/proc" && mount -t sysfs sys "$root/sys" &&
         mount -t tmpfs tmp "$root/tmp" && mount --bind "$built" "$root/mnt" && exec chroot "$root" "$@"' "$1" "$built" "${@:2}"
 }
@@ -63,7 +64,8 @@ make_root() {
         source=("$DEBIAN_ARCHIVE")
         ;;
     esac
-    mmdebstrap --variant=extract --include="$packages" "${options[@]}" "$1" "$2" "${source[@]}" >&2 &&
+    # An archive that stands still has expired at some time.
+    mmdebstrap --aptopt='Acquire::Check-Valid-Until "false"' --variant=extract --include="$packages" "${options[@]}" "$1" "$2" "${source[@]}" >&2 &&
         mkdir -p "$2"/{dev,proc,sys,tmp,mnt}
 }
 
@@ -87,6 +89,12 @@ for release in "${releases[@]}"; do
     # Set-up, data, order, errors, peers that are killed, the end of a process.
     inside "$root" /mnt/bin/ferrite check --plugin /mnt/lib/libnccl-net.so --only "$POINTS" | tail -n 1
     inside "$root" /mnt/bin/ferrite verify --plugin /mnt/lib/libnccl-net.so | tail -n 1
+    # On its own driver libraries with softrnic as the card, from rdma-core 39 on. A version that softrnic does not know fails.
+    for library in "$root"/usr/lib/x86_64-linux-gnu/libibverbs/lib{mlx5,bnxt_re,erdma}-rdmav*.so; do
+        [[ "$library" =~ lib([a-z0-9_]+)-rdmav([0-9]+)\.so$ && "${BASH_REMATCH[2]}" -ge 34 ]] || continue
+        inside "$root" /mnt/bin/softrnic run --provider "${BASH_REMATCH[1]}" --same-card --time-scale 0.05 --faults 'drop chance=0.01' -- \
+            /mnt/bin/ferrite verify --verbs system | tail -n 1
+    done
 done
 # 77: nothing has been tried, as tests say that they were skipped.
 [ "$tried" -gt 0 ] || exit 77

@@ -24,7 +24,7 @@ pub(crate) enum Provider {
 
 /// Versions of libibverbs' interface for driver libraries that are known, by the number in the
 /// names of these: that of rdma-core 39 to 55, and of later ones.
-const KNOWN: [u32; 4] = [34, 57, 59, 64];
+const KNOWN: [u32; 5] = [34, 57, 59, 64, 65];
 
 /// Where distributions have driver libraries.
 const FOLDERS: [&str; 5] = [
@@ -99,7 +99,7 @@ impl Provider {
             ),
             Some((_, path)) => format!(
                 "--provider {name}: {} is of a version of rdma-core that is not known; known are {}: \
-                 rdma-core 39 to 64",
+                 rdma-core 39 to 65",
                 path.display(),
                 KNOWN.map(|version| format!("rdmav{version}")).join(", ")
             ),
