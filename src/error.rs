@@ -44,6 +44,8 @@ pub struct Detail {
     /// Whether new queue pairs may help: the path, the port, the device or a queue pair has failed,
     /// not the memory or the program.
     pub is_recoverable: bool,
+    /// Whether a completion may be lost with it.
+    pub loses_completion: bool,
     /// The rail of the connection that it concerns, if any.
     pub rail: Option<u8>,
 }
@@ -61,6 +63,7 @@ impl Error {
             context: String::new(),
             is_logged: false,
             is_recoverable: false,
+            loses_completion: false,
             rail: None,
         }))
     }
@@ -191,7 +194,8 @@ impl From<VerbsError> for Error {
         let class = if kind == Kind::Misuse { Class::Internal } else { Class::System };
         let mut error = Self::new(class, operation, errno);
         error.0.context = context;
-        error.0.is_recoverable = kind == Kind::Device;
+        error.0.is_recoverable = matches!(kind, Kind::Device | Kind::Poll);
+        error.0.loses_completion = kind == Kind::Poll;
         error
     }
 }

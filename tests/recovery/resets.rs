@@ -282,10 +282,7 @@ fn what_a_device_has_acknowledged_and_not_written_ends_the_connection_at_both_en
     let rules = "forget peer=softrnic1 opcode=write-imm message=40..60; \
                  device-fatal=200ms device=softrnic1 opcode=write-imm message=60 times=1";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
-        ends_with(
-            worker,
-            &["was acknowledged by a device that died before it had handed the message over"],
-        )
+        ends_with(worker, &["was acknowledged by the peer's device and lost there"])
     })
 }
 

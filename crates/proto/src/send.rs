@@ -998,8 +998,8 @@ impl fmt::Display for Unapplied {
             Self::Violation(violation) => write!(f, "the peer broke the protocol: {violation}"),
             Self::Lost { seq } => write!(
                 f,
-                "message {seq} was acknowledged by a device that died before it had handed the message over, and cannot be \
-                 sent again"
+                "message {seq} was acknowledged by the peer's device and lost there: the device died, or a poll of its \
+                 completion queue failed. The message cannot be sent again"
             ),
         }
     }
@@ -2022,7 +2022,9 @@ mod tests {
             let lost = apply(&mut flow, &missing_list(5, &[1, 4]));
             assert_eq!(lost, Err(Unapplied::Lost { seq: 1 }));
             assert!(
-                lost.expect_err("lost").to_string().contains("acknowledged by a device that died")
+                lost.expect_err("lost")
+                    .to_string()
+                    .contains("acknowledged by the peer's device and lost")
             );
             assert_eq!((flow.outstanding(), flow.has_replays()), (2, false), "nothing has changed");
         }

@@ -112,6 +112,13 @@ impl CompletionQueue {
     pub fn has_failed(&self) -> bool {
         self.handle.failure.has_failed()
     }
+
+    /// The error of a poll.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn poll_error(&self) -> Error {
+        Error::of_poll(self.handle.context.name())
+    }
 }
 
 impl QueueHandle {

@@ -12,6 +12,8 @@ pub enum Kind {
     System,
     /// The path, the port, the device or a queue pair: new queue pairs may work.
     Device,
+    /// A poll of a completion queue, with which a completion may be lost. New queue pairs may work.
+    Poll,
 }
 
 /// An error whose text names the call and its object. It is one pointer wide, so that results are
@@ -68,6 +70,13 @@ impl Error {
     /// A queue of a device failed with `errno`.
     pub(crate) fn of_queue(operation: impl fmt::Display, errno: i32) -> Self {
         Self::new(Kind::Device, operation.to_string(), Some(errno))
+    }
+
+    /// A poll of a completion queue of `device` failed.
+    #[cold]
+    pub(crate) fn of_poll(device: &str) -> Self {
+        Self::new(Kind::Poll, format!("ibv_poll_cq({device})"), Some(libc::EIO))
+            .hint("has the completion queue overrun?")
     }
 
     /// Adds a circumstance to the error's context.

@@ -114,34 +114,29 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// The first `count` completions, which a device has written.
-    ///
-    /// # Errors
-    /// There cannot be so many: the queue has failed.
+    /// The first `count` completions, which a device has written. `None`: there cannot be so many,
+    /// so the poll has failed.
     #[inline(always)]
-    fn first(&self, count: usize) -> Result<&[Completion]> {
+    fn first(&self, count: usize) -> Option<&[Completion]> {
         // Checked first, since most polls find nothing.
         if count == 0 {
-            return Ok(&[]);
+            return Some(&[]);
         }
         if count > POLL_BATCH {
-            return Err(overrun());
+            return None;
         }
         // SAFETY: the device has written this many entries. They consist of numbers, for which
         // every value is valid.
-        Ok(unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) })
+        Some(unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) })
     }
 
     /// Fills it with the completion of `queue` that is read and those that follow it. Ends the
     /// poll.
     ///
-    /// # Errors
-    /// The queue has failed.
-    ///
     /// # Safety
     /// As for [`ExtendedQueue::next`].
     #[inline(never)]
-    unsafe fn fill(&mut self, queue: ExtendedQueue, how: &mut Polling) -> Result<&[Completion]> {
+    unsafe fn fill(&mut self, queue: ExtendedQueue, how: &mut Polling) -> &[Completion] {
         let mut count = 0;
         for place in &mut self.0 {
             // SAFETY: by the caller; `next` says whether there is another one.
@@ -163,7 +158,7 @@ impl Batch {
         }
         // SAFETY: by the caller.
         unsafe { queue.end() };
-        self.first(count)
+        self.first(count).unwrap_or_default()
     }
 }
 
@@ -358,7 +353,7 @@ impl CompletionQueue {
                 // the given number.
                 let count =
                     unsafe { poll(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
-                batch.first(count as usize)
+                batch.first(count as usize).ok_or_else(|| self.poll_error())
             }
             Polling::Singly(_) => match self.look() {
                 Some(Look::Something(found)) => self.poll_singly(found, batch),
@@ -376,7 +371,7 @@ impl CompletionQueue {
     fn report_broken(&mut self, queue: ExtendedQueue) -> Error {
         self.how = Polling::Singly(queue);
         self.handle.spend();
-        overrun()
+        self.poll_error()
     }
 
     #[inline(never)]
@@ -437,7 +432,7 @@ impl CompletionQueue {
         unsafe {
             loop {
                 if queue.status() != Status::SUCCESS {
-                    return batch.fill(queue, &mut self.how).map(Some);
+                    return Ok(Some(batch.fill(queue, &mut self.how)));
                 }
                 match take(Success { id: queue.id(), place: Place::Read(queue) }) {
                     Taken::Yes => {
@@ -451,7 +446,7 @@ impl CompletionQueue {
                         queue.end();
                         return Ok(Some(&[]));
                     }
-                    Taken::No => return batch.fill(queue, &mut self.how).map(Some),
+                    Taken::No => return Ok(Some(batch.fill(queue, &mut self.how))),
                 }
                 match queue.next() {
                     0 => {}
@@ -473,14 +468,8 @@ impl CompletionQueue {
     /// # Errors
     /// The queue has failed, so no completion will arrive.
     pub fn check(&self) -> Result<()> {
-        if self.has_failed() { Err(overrun()) } else { Ok(()) }
+        if self.has_failed() { Err(self.poll_error()) } else { Ok(()) }
     }
-}
-
-#[cold]
-#[inline(never)]
-fn overrun() -> Error {
-    Error::of_queue("ibv_poll_cq (has the completion queue overrun?)", libc::EIO)
 }
 
 impl Write {

@@ -6,7 +6,7 @@ use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
 use super::exclusive_cell::{Begun, ExclusiveCell, First};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
-use crate::error::{Error, Result};
+use crate::error::{Class, Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -94,6 +94,8 @@ pub struct RecvPath {
     prepared: Option<Box<CtsSender>>,
     flushes: Option<Box<Flushes>>,
     sticky_error: StickyError,
+    /// The error of a poll of the present queue pairs: a completion may be lost with it.
+    poll_error: Option<Error>,
     /// What is possible while the peer's state is not open.
     mode: Mode,
     stall: Stall,
@@ -155,6 +157,7 @@ impl RecvComm {
             prepared: None,
             flushes: None,
             sticky_error: StickyError::new("receiving from"),
+            poll_error: None,
             mode: Mode::Running,
             recovery: recovery.clone(),
             peer: Arc::clone(&peer),
@@ -372,8 +375,10 @@ impl End for RecvComm {
     fn handle_drained(&self, drained: &Drained) -> Result<()> {
         self.path.visit(|path| {
             path.mode = Mode::Fenced;
+            path.poll_error = path.poll_error.take().or_else(|| drained.poll_error.clone());
             drained.arrivals.iter().try_for_each(|(qp, imm)| {
-                Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?)
+                let handled = path.flow.handle_immediate(*qp, Imm::from_bits(*imm));
+                handled.map_err(|violation| path.cause_of(violation.into()))
             })
         })
     }
@@ -420,7 +425,7 @@ impl End for RecvComm {
             path.qps = qps;
             path.choose_path();
             path.cts_sender = *prepared;
-            path.mode = Mode::Running;
+            (path.mode, path.poll_error) = (Mode::Running, None);
             self.peer.set_recovering(false);
             Ok(Some(missing_list))
         })
@@ -846,6 +851,9 @@ impl RecvPath {
     /// # Errors
     /// The connection ends.
     fn handle_failure_on(&mut self, error: Error, lagging: u32) -> Result<()> {
+        if error.loses_completion {
+            self.poll_error.get_or_insert_with(|| error.clone());
+        }
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
@@ -853,7 +861,18 @@ impl RecvPath {
                 .report(&error.text(), lagging)
                 .map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
-        Err(self.sticky_error.fail(&self.peer, error))
+        Err(self.sticky_error.fail(&self.peer, self.cause_of(error)))
+    }
+
+    /// The cause of `error`. After a lost completion the peer seems to break the protocol.
+    #[cold]
+    fn cause_of(&self, error: Error) -> Error {
+        match &self.poll_error {
+            Some(cause) if error.class == Class::Remote && !error.is_recoverable => {
+                cause.clone().context("a received message is lost with a completion")
+            }
+            _ => error,
+        }
     }
 
     /// Handles many unsuccessful tests. Missing messages may be the sender's doing, but the

@@ -48,6 +48,8 @@ pub struct Drained {
     pub arrivals: Vec<(QpIndex, u32)>,
     /// The error of a work request that would fail on new queue pairs too.
     pub failure: Option<Error>,
+    /// The error of a poll with which an arrival may be lost.
+    pub poll_error: Option<Error>,
     /// The completion queues that other queue pairs may use.
     pub queues: Vec<KeptQueue>,
 }
@@ -204,7 +206,9 @@ impl QpSet {
     ) -> Result<usize> {
         let mut batch = Batch::default();
         let queue = &mut self.rails[place].queue;
-        let completions = queue.poll(&mut batch)?;
+        let completions = queue.poll(&mut batch).map_err(Error::from).inspect_err(|e| {
+            drained.poll_error.get_or_insert_with(|| e.clone());
+        })?;
         if completions.is_empty() {
             queue.check()?;
         }

@@ -143,6 +143,15 @@ pub(super) struct Driver {
 #[derive(Debug)]
 pub(super) struct PollError;
 
+/// What has become of the polls of an end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Polls {
+    /// Whether one has failed.
+    pub(super) have_failed: bool,
+    /// Whether one has lost the completion of a message.
+    pub(super) have_lost: bool,
+}
+
 #[derive(Debug)]
 struct Queue {
     /// As libibverbs names it.
@@ -151,8 +160,8 @@ struct Queue {
     completions: VecDeque<Completion>,
     /// Whether a completion is being read.
     is_read: bool,
-    /// Whether the next poll fails, which loses no completion.
-    breaks: bool,
+    /// Whether the next poll fails, and whether it loses a completion, if there is one by then.
+    breaks: Option<bool>,
     has_failed: bool,
     entries: usize,
     is_alive: bool,
@@ -205,6 +214,8 @@ pub(super) struct Fabric {
     threads: u32,
     /// Whether a completion was read one after the other, or polled in a batch.
     pub(super) polled: [bool; 2],
+    /// What has become of polls, at each end.
+    pub(super) polls: [Polls; 2],
     /// The first thing that a driver would not allow.
     violation: Option<String>,
 }
@@ -234,6 +245,7 @@ impl Fabric {
             drivers: [Driver::default(); 2],
             threads: 0,
             polled: [false; 2],
+            polls: [Polls::default(); 2],
             violation: None,
         }
     }
@@ -295,7 +307,7 @@ impl Fabric {
             device,
             completions: VecDeque::new(),
             is_read: false,
-            breaks: false,
+            breaks: None,
             has_failed: false,
             entries,
             is_alive: true,
@@ -498,7 +510,7 @@ impl Fabric {
                 Ok(None) => break,
                 Err(error) if polled == 0 => return Err(error),
                 Err(_) => {
-                    self.queues[queue].breaks = true;
+                    self.queues[queue].breaks = Some(false);
                     break;
                 }
             }
@@ -534,12 +546,14 @@ impl Fabric {
     }
 
     fn take(&mut self, queue: usize) -> Result<Option<Completion>, PollError> {
-        let Self { qps, queues, changes, drivers, violation, .. } = self;
+        let Self { qps, queues, changes, drivers, violation, polls, .. } = self;
         let queue = &mut queues[queue];
         if queue.has_failed {
             return Ok(None);
         }
-        if take(&mut queue.breaks) {
+        let polls = &mut polls[queue.device / DEVICES];
+        if queue.breaks == Some(false) {
+            (queue.breaks, polls.have_failed) = (None, true);
             return Err(PollError);
         }
         let now = clock::now();
@@ -559,7 +573,13 @@ impl Fabric {
                 violation.get_or_insert("a destroyed queue pair's completion is polled".into());
             }
         }
-        Ok(taken)
+        if queue.breaks.take().is_none() {
+            return Ok(taken);
+        }
+        polls.have_failed = true;
+        let is_arrival = |one: &Completion| one.sent.is_none() && one.status == Status::SUCCESS;
+        polls.have_lost |= taken.as_ref().is_some_and(is_arrival);
+        Err(PollError)
     }
 
     // -- what the schedule picks --
@@ -752,10 +772,11 @@ impl Fabric {
         }
     }
 
-    /// The next poll of the queue of `qp` fails, and loses no completion.
-    pub(super) fn break_queue(&mut self, qp: usize) {
+    /// The next poll of the queue of `qp` fails; or the next one that finds a completion fails and
+    /// `loses` it.
+    pub(super) fn break_queue(&mut self, qp: usize, loses: bool) {
         let queue = self.qps[qp].queue;
-        self.queues[queue].breaks = true;
+        self.queues[queue].breaks = Some(loses);
     }
 
     /// `device` is lost, with all that is on it.

@@ -40,7 +40,7 @@ use crate::proto::random::{Random, run_seeds};
 use ends::End;
 use faults::Fault;
 use plan::Plan;
-use world::{Outcome, World};
+use world::{Outcome, World, says_lost};
 
 /// Prints log lines with the simulated time.
 #[cfg(test)]
@@ -218,15 +218,18 @@ fn recover(
 
 /// A fault that never ends has ended both ends with an error, unless all was delivered before.
 fn check_failures(outcome: &Outcome) {
-    let failures = &outcome.failures;
+    let Outcome { failures, polls, .. } = outcome;
+    let receiver = polls[End::Receiver as usize];
     let explains = |text: &String| {
-        // The last one where a poll fails after the peer has gone.
-        ["could not be recovered within ", "a device that died", "SIMULATED-DEATH", "ibv_poll_cq"]
-            .iter()
-            .any(|part| text.contains(part))
+        let known = ["could not be recovered within ", "SIMULATED-DEATH"];
+        says_lost(text, receiver) || known.iter().any(|part| text.contains(part))
     };
-    for failure in failures.iter().flatten() {
-        assert!(explains(failure), "{failure}");
+    let is_explained = |end: End| failures[end as usize].as_ref().is_some_and(explains);
+    for end in End::BOTH {
+        let Some(text) = &failures[end as usize] else { continue };
+        // A poll that fails after the peer has.
+        let is_poll = || text.contains("ibv_poll_cq(") && polls[end as usize].have_failed;
+        assert!(is_explained(end) || is_poll() && is_explained(end.other()), "{text}");
     }
 }
 
@@ -235,10 +238,27 @@ fn check_failures(outcome: &Outcome) {
 fn has_lost(outcome: &Outcome) -> bool {
     let mut texts = outcome.failures.iter().flatten().peekable();
     let has_failed = texts.peek().is_some();
-    let is_said = texts.any(|text| text.contains("acknowledged by a device that died"));
+    let polls = outcome.polls[End::Receiver as usize];
+    let is_said = texts.any(|text| says_lost(text, polls));
     assert!(is_said || !has_failed, "{:?}", outcome.failures);
     check_failures(outcome);
     has_failed
+}
+
+/// Its device is named.
+#[test]
+fn polls_that_lose_what_has_arrived_end_the_connection_with_an_error_that_says_so() {
+    let (mut runs, mut named) = (0, 0);
+    run_seeds(200, "polls that lose", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::lossy);
+        check_delivered(&outcome);
+        let names = |text: &String| {
+            text.contains("ibv_poll_cq(sim1_") && text.contains("a received message is lost")
+        };
+        (runs, named) = (runs + 1, named + u32::from(outcome.failures.iter().flatten().any(names)));
+    });
+    println!("{named} of {runs} runs have ended so");
+    assert!(runs < 100 || named > 0, "{runs} runs");
 }
 
 /// Otherwise a failure could not be looked at again.

@@ -195,6 +195,7 @@ impl World {
             late_packets: recovery.late_packets,
             resent: recovery.resent,
             polled: device::with(|fabric| fabric.polled),
+            polls: device::with(|fabric| fabric.polls),
             steps: recovery.steps,
             ..Outcome::default()
         }
@@ -502,10 +503,11 @@ impl World {
                     .into_iter()
                     .for_each(|qp| device::with(|fabric| fabric.fail_queue(qp)));
             }
-            Fault::PollFails(end, index) => {
+            Fault::PollFails(end, index, loses) => {
+                self.laws.may_lie |= end == End::Receiver && loses;
                 nth(end, index)
                     .into_iter()
-                    .for_each(|qp| device::with(|fabric| fabric.break_queue(qp)));
+                    .for_each(|qp| device::with(|fabric| fabric.break_queue(qp, loses)));
             }
             Fault::AcksLost(end, index) => {
                 nth(end, index)

@@ -27,8 +27,8 @@ pub(super) enum Fault {
     QpFails(End, usize),
     /// The completion queue of a queue pair reports nothing more.
     QueueFails(End, usize),
-    /// The next poll of the completion queue of a queue pair fails, and loses no completion.
-    PollFails(End, usize),
+    /// The next poll of the completion queue of a queue pair fails, and may lose a completion.
+    PollFails(End, usize, bool),
     /// No acknowledgement reaches a queue pair any more.
     AcksLost(End, usize),
     /// An end takes the connection for stalled.
@@ -189,6 +189,16 @@ impl Plan {
         Self { recovers: Recovers { give_up_s: 3, ..this.recovers }, may_fail: true, ..this }
     }
 
+    /// Polls of the receiver lose completions.
+    pub(super) fn lossy(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let faults = (0..2 + random.below(5)).map(|_| {
+            let fault = Fault::PollFails(End::Receiver, random.index(64), true);
+            (When::Step(random.below(last)), fault)
+        });
+        Self::of(faults.collect())
+    }
+
     /// The receiver's devices lose data that they have acknowledged, and fail then.
     pub(super) fn forgetful(random: &mut Random, plan: &plan::Plan) -> Self {
         let step = random.below(40 * plan.messages.len() as u64);
@@ -228,7 +238,7 @@ fn fault(random: &mut Random) -> Fault {
         12 => moves(random),
         13 => Fault::QueueFails(end, which),
         14 => Fault::DeviceLost(end, which, time),
-        15 => Fault::PollFails(end, which),
+        15 => Fault::PollFails(end, which, which < 16),
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),
     }
 }

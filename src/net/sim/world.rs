@@ -3,7 +3,7 @@
 use super::control::{Cause, Control};
 use super::device;
 use super::ends::{Connection, End, Receiver, Sender};
-use super::fabric::{FLUSHED, MAX_RETRIES, Written};
+use super::fabric::{FLUSHED, MAX_RETRIES, Polls, Written};
 use super::faults::Fault;
 use super::laws::Laws;
 use super::plan::Plan;
@@ -45,7 +45,15 @@ pub(super) struct Outcome {
     pub(super) resent: u32,
     /// Whether completions were read one after the other, or polled in batches.
     pub(super) polled: [bool; 2],
+    pub(super) polls: [Polls; 2],
     pub(super) steps: u64,
+}
+
+/// Whether an error with this `text` says that the receiver has lost what its device had
+/// acknowledged. `polls`: the receiver's.
+pub(super) fn says_lost(text: &str, polls: Polls) -> bool {
+    let is_acknowledged = text.contains("acknowledged by the peer's device and lost there");
+    is_acknowledged || polls.have_lost && text.contains("a received message is lost")
 }
 
 pub(super) struct World {
@@ -350,7 +358,8 @@ impl World {
     fn handle_error(&mut self, end: End, error: &Error) {
         log::debug!("{end:?} reports: {error}");
         // Where a device has lost messages that it had acknowledged.
-        let is_lost = error.text().contains("acknowledged by a device that died");
+        let polls = device::with(|fabric| fabric.polls[End::Receiver as usize]);
+        let is_lost = says_lost(&error.text(), polls);
         self.laws.may_fail |= self.laws.may_lie && is_lost;
         assert!(self.laws.may_fail, "{end:?} fails without a fault: {error}");
         if let Some(recovery) = &mut self.recovery {
