@@ -314,6 +314,12 @@ impl QpSet {
         Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
+    /// The port of a completion queue that has failed.
+    pub fn failed_queue(&self) -> Option<&str> {
+        let failed = self.rails.iter().find(|on| on.queue.has_failed());
+        failed.map(|on| on.port.name.as_str())
+    }
+
     /// The completion queue of the first rail. Most connections have no other.
     #[inline(always)]
     pub fn first_queue(&mut self) -> Option<&mut CompletionQueue> {

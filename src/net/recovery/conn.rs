@@ -525,6 +525,9 @@ impl ConnRecovery {
         let (qps, weights) = work.new_qps.take()?;
         self.in_use.use_qps(&qps);
         self.peer.handle_new_queue_pairs();
+        // From here on, not before, an event of a failed queue is a new fault.
+        let failed =
+            qps.failed_queue().map(|port| format!("{port}: a completion queue has failed"));
         let missing_list = end.resume(qps, weights, missing_list)?;
         work.machine.handle_resumed(self.now(), attempt, missing_list);
         if end.is_drained()? {
@@ -533,7 +536,7 @@ impl ConnRecovery {
         if !self.in_use.lost(work.machine.rails()).is_empty() {
             self.look_at_ports(work, end);
         }
-        Ok(())
+        failed.map_or(Ok(()), |cause| self.report(&cause, 0))
     }
 }
 
