@@ -2,6 +2,7 @@
 //! carry handles for a profiler. `init` gets a function for a profiler, which Ferrite does not call.
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
+use super::datapath::{self, CONNECTS_EARLY, handle_operation};
 use super::layout::{
     CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled,
     Listen, MOST_V9, MakeVDevice, ProfilerCallback, PropertiesV9,
@@ -9,7 +10,6 @@ use super::layout::{
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};
 use super::{calls, process, v8, v9};
-use crate::abi::datapath::{CONNECTS_EARLY, handle_operation};
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -66,7 +66,7 @@ slots! {
         if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandle.is_null() {
             handle_operation(send_comm);
         }
-        v9::isend(send_comm, data, size, tag, mhandle, request)
+        datapath::isend(send_comm, data, size, tag, mhandle, request)
     };
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
@@ -76,6 +76,6 @@ slots! {
         if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandles.is_null() && n > 0 && !(*phandles).is_null() {
             handle_operation(recv_comm);
         }
-        v9::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
+        datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request)
     };
 }

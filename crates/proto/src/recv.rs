@@ -33,10 +33,10 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
 /// The state of the receiving end. `new` allocates all memory.
 ///
 /// Its methods come in these groups, in this order:
-/// - NCCL's requests: `post` and [`Self::begin`]; on the fast path [`Self::begin_single`];
+/// - NCCL's requests: [`Self::begin`]; on the fast path [`Self::begin_single`];
 /// - clear-to-sends to write: [`Self::is_cts_due`], [`Self::take_cts`], [`Self::encoded_cts`];
 /// - arrivals: [`Self::handle_immediate`]; on the fast path [`Self::complete_whole`];
-/// - results for NCCL: `poll_done`, [`Self::finish`], [`Self::progress`];
+/// - results for NCCL: [`Self::finish`], [`Self::progress`];
 /// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
 /// - after a fault ([`super::recovery`]): [`Self::missing_list`], [`Self::renew_keys`];
 /// - the state for hang reports ([`super::explain`]): [`Self::look`].
@@ -64,6 +64,7 @@ pub struct RecvFlow {
 
 impl RecvFlow {
     /// A flow with nothing posted, of a connection that begins on all of its rails.
+    #[cfg(any(test, fuzzing))]
     pub fn new(striping: Striping) -> Self {
         Self::over(striping, striping.rails())
     }
@@ -89,12 +90,9 @@ impl RecvFlow {
         }
     }
 
-    /// Posts a grouped receive of `count` buffers, 1 to [`MAX_GROUP`]; `buffer` returns each.
-    /// `None`: too much is outstanding; try again.
-    ///
-    /// # Errors
-    /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
-    pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
+    /// [`Self::begin`] where nobody needs the entry.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
         buffer: impl FnMut(usize) -> Result<Buffer<'a, K>, E>,
@@ -102,10 +100,11 @@ impl RecvFlow {
         self.begin(count, buffer, |_| ())
     }
 
-    /// `post`, but calls `begun` with the request's entry if it is posted.
+    /// Posts a grouped receive of `count` buffers, 1 to [`MAX_GROUP`]; `buffer` returns each. Calls
+    /// `begun` with the request's entry if it is posted. `None`: too much is outstanding; try again.
     ///
     /// # Errors
-    /// As for `post`.
+    /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
     #[inline(always)]
     pub fn begin<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
@@ -327,12 +326,9 @@ impl RecvFlow {
 
 // Completion of requests.
 impl RecvFlow {
-    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The
-    /// id is stale afterwards.
-    ///
-    /// # Errors
-    /// The id is stale.
-    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
+    /// The bytes of each message of request `id`, in the order of its buffers, if it is complete.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());
         let entry = &entries[id.index()];
@@ -346,7 +342,8 @@ impl RecvFlow {
         })
     }
 
-    /// `poll_done` for the request in `entry`.
+    /// Whether the request in `entry` is complete; [`Self::lengths`] has the bytes of a group. Its id
+    /// is stale afterwards.
     ///
     /// # Errors
     /// The request has ended.

@@ -36,7 +36,7 @@ pub(super) struct UnclaimedCts {
 /// - NCCL's requests: [`Self::submit`]; on the fast path [`Self::refuse`] and
 ///   [`Self::submit_single`];
 /// - completions: [`Self::handle_completion`] and its variants; results for NCCL:
-///   `poll_done`, [`Self::finish`], [`Self::progress`];
+///   [`Self::finish`], [`Self::progress`];
 /// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
 /// - after a fault ([`super::recovery`]): [`Self::apply_missing_list`], [`Self::poll_replay`];
 /// - the state for hang reports ([`super::explain`]): [`Self::look`].
@@ -435,17 +435,15 @@ impl SendFlow {
         Ok(())
     }
 
-    /// The bytes sent, once request `id` is complete. The id is stale afterwards.
-    ///
-    /// # Errors
-    /// The id is stale.
-    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
+    /// [`Self::finish`] for request `id`.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());
         self.finish(&entries[id.index()])
     }
 
-    /// `poll_done` for the request in `entry`.
+    /// The bytes sent, once the request in `entry` is complete. Its id is stale afterwards.
     ///
     /// # Errors
     /// The request has ended.

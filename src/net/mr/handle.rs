@@ -20,7 +20,9 @@ pub struct MrHandle {
     pub rkeys: RailKeys,
     /// Keys for local work requests.
     lkeys: RailKeys,
-    pages: Pages,
+    /// The bounds of its whole pages.
+    start: u64,
+    end: u64,
     kind: MemoryKind,
     /// How a device reads a short message from it: inline, if the processor can read the memory.
     short: DataSource,
@@ -32,13 +34,6 @@ pub struct MrHandle {
 /// own is opened again; no thread uses them at that time.
 #[derive(Debug, Default)]
 pub struct RailKeys([AtomicU32; MAX_RAILS]);
-
-/// The whole pages of registered memory.
-#[derive(Debug)]
-struct Pages {
-    start: u64,
-    end: u64,
-}
 
 #[derive(Debug)]
 struct Regions {
@@ -121,7 +116,7 @@ impl MrHandle {
         let regions = Mutex::new(Some(Regions { addr, size, again, by_card }));
         let (rkeys, lkeys) = (RailKeys::default(), RailKeys::default());
         let short = if kind == MemoryKind::Host { DataSource::INLINE } else { DataSource::MEMORY };
-        Ok(Self { rkeys, lkeys, pages: Pages { start, end }, kind, short, regions })
+        Ok(Self { rkeys, lkeys, start, end, kind, short, regions })
     }
 
     /// Also registers the memory with `cache`, unless it is registered there or NCCL has
@@ -180,16 +175,17 @@ impl MrHandle {
 
     /// Whether `length` bytes at `addr` are inside, and the memory is registered.
     pub fn has(&self, addr: u64, length: u32) -> bool {
-        self.pages.has(addr, length) && self.lock().is_some()
+        self.covers(addr, length) && self.lock().is_some()
     }
 
-    /// Checks that `length` bytes at `addr` are inside, as [`Pages::require`] does.
+    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes
+    /// addresses past the end with them, which are not used.
     ///
     /// # Errors
     /// The bytes are outside.
     #[inline]
     pub fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        self.pages.require(call, addr, length)
+        if self.covers(addr, length) { Ok(()) } else { outside(call, addr, length) }
     }
 
     /// [`Self::require`], but returns the address for the peer. For zero bytes elsewhere it is one
@@ -202,14 +198,14 @@ impl MrHandle {
         if self.covers(addr, length) {
             return Ok(addr);
         }
-        self.require(call, addr, length).map(|()| self.pages.start)
+        self.require(call, addr, length).map(|()| self.start)
     }
 
     /// Whether `length` bytes at `addr` are inside. [`Self::require`] also accepts zero bytes
     /// elsewhere.
     #[inline]
     pub fn covers(&self, addr: u64, length: u32) -> bool {
-        self.pages.has(addr, length)
+        addr.checked_add(length.into()).is_some_and(|end| addr >= self.start && end <= self.end)
     }
 
     /// How a device reads a message of `length` bytes, where up to `inline_up_to` bytes can be
@@ -237,24 +233,6 @@ impl MrHandle {
 
     fn lock(&self) -> MutexGuard<'_, Option<Regions>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pages {
-    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes
-    /// addresses past the end with them, which are not used.
-    ///
-    /// # Errors
-    /// The bytes are outside.
-    #[inline]
-    fn require(&self, call: &str, addr: u64, length: u32) -> Result<()> {
-        if self.has(addr, length) { Ok(()) } else { outside(call, addr, length) }
-    }
-
-    /// Whether `length` bytes at `addr` are inside.
-    #[inline]
-    fn has(&self, addr: u64, length: u32) -> bool {
-        addr.checked_add(length.into()).is_some_and(|end| addr >= self.start && end <= self.end)
     }
 }
 
