@@ -100,7 +100,7 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
 
 fn transport_of(rank: Rank) -> Result<Transport> {
     match rank.has_handles {
-        true => Transport::open_with_profiler(&Source::plugin_of(
+        true => Transport::open_with_handles(&Source::plugin_of(
             dist().join("lib/libnccl-net.so"),
             rank.abi,
         )),

@@ -57,8 +57,8 @@ pub struct Transport {
     pub vtable: Vtable,
     /// Of the communicator; -1: none.
     pub traffic_class: i32,
-    /// Whether there is a profiler that may hear of messages.
-    has_profiler: bool,
+    /// Whether messages have a profiler's handles.
+    has_handles: bool,
     // After the last clone, the context is ended.
     context: Arc<Context>,
     library: Arc<Library>,
@@ -140,13 +140,13 @@ impl Transport {
         Ok(transport)
     }
 
-    /// As [`Self::open`], with a profiler, which `net_events` is, where the interface knows of one:
+    /// As [`Self::open`], with a profiler's handles for messages, where the interface knows of them:
     /// from version 10 on.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_with_profiler(source: &Source) -> Result<Self> {
-        let transport = Self { has_profiler: true, ..Self::without_init(Library::open(source)?) };
+    pub fn open_with_handles(source: &Source) -> Result<Self> {
+        let transport = Self { has_handles: true, ..Self::without_init(Library::open(source)?) };
         transport.init()?;
         Ok(transport)
     }
@@ -157,7 +157,7 @@ impl Transport {
         Self {
             vtable,
             traffic_class: -1,
-            has_profiler: false,
+            has_handles: false,
             context: Arc::new(Context { vtable, raw: OnceLock::new() }),
             library: Arc::new(library),
         }
@@ -172,14 +172,14 @@ impl Transport {
             Vtable::V8(net) => return call!(self, net.init(debug_log::callback())),
             Vtable::V9(net) => return call!(self, net.init(debug_log::callback())),
             Vtable::V10(net) => {
-                return call!(self, net.init(debug_log::callback(), self.profiler()));
+                return call!(self, net.init(debug_log::callback(), std::ptr::null()));
             }
             Vtable::V11(net) | Vtable::V12(net) => net,
         };
         // One communicator, whose id no transport looks at.
         let mut config = later::Config { traffic_class: self.traffic_class };
         let mut raw = std::ptr::null_mut();
-        let (config, profiler) = (&raw mut config, self.profiler());
+        let (config, profiler) = (&raw mut config, std::ptr::null());
         if self.context.raw.get().is_some() {
             return Err(Error::Misuse("init is called once per transport"));
         }
@@ -187,14 +187,9 @@ impl Transport {
         self.context.raw.set(Opaque(raw)).map_err(|_| Error::Misuse("init is called by one thread"))
     }
 
-    /// The function that `init` is given for a profiler.
-    fn profiler(&self) -> *const c_void {
-        if self.has_profiler { profiler::function() } else { std::ptr::null() }
-    }
-
-    /// The handle of a message that a profiler may hear of.
+    /// The profiler's handle of a message.
     pub fn profiled(&self) -> *mut c_void {
-        if self.has_profiler { profiler::OF } else { std::ptr::null_mut() }
+        if self.has_handles { profiler::HANDLE } else { std::ptr::null_mut() }
     }
 
     /// The context for `listen` and `connect`.
