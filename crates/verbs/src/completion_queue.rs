@@ -113,10 +113,10 @@ impl CompletionQueue {
         self.handle.failure.has_failed()
     }
 
-    /// The error of a poll.
+    /// The error of a poll that has failed.
     #[cold]
     #[inline(never)]
-    pub(super) fn poll_error(&self) -> Error {
+    pub fn poll_error(&self) -> Error {
         Error::of_poll(self.handle.context.name())
     }
 }

@@ -357,7 +357,7 @@ impl CompletionQueue {
             }
             Polling::Singly(_) => match self.look() {
                 Some(Look::Something(found)) => self.poll_singly(found, batch),
-                Some(Look::Failed) => Err(overrun()),
+                Some(Look::Failed) => Err(self.poll_error()),
                 Some(Look::Nothing) | None => Ok(&[]),
             },
             Polling::Broken(queue) => Err(self.report_broken(queue)),
@@ -404,12 +404,6 @@ impl CompletionQueue {
             0 => Look::Something(Found(())),
             _ => Look::Failed,
         })
-    }
-
-    /// The error of [`Look::Failed`].
-    #[cold]
-    pub fn failure() -> Error {
-        overrun()
     }
 
     /// Reads completions after [`Self::look`] of this queue has found some, and passes the

@@ -260,7 +260,10 @@ pub trait Path {
             Some(CompletionLook::Nothing) if self.has_nothing_to_do() => Ok(()),
             Some(CompletionLook::Nothing) => self.handle_empty_poll(test),
             Some(CompletionLook::Something(found)) => self.read_for(found, test),
-            Some(CompletionLook::Failed) => self.handle_failure(CompletionQueue::failure().into()),
+            Some(CompletionLook::Failed) => {
+                let error = self.qps().first_queue().map(|queue| queue.poll_error());
+                error.map_or(Ok(()), |error| self.handle_failure(error.into()))
+            }
             None => self.poll_batch_for(test),
         }
     }
