@@ -551,6 +551,12 @@ impl ConnRecovery {
         }
     }
 
+    /// Whether a change waits until outstanding messages are acknowledged, so that none may begin.
+    #[cfg(test)]
+    pub fn is_draining(&self) -> bool {
+        self.work.try_lock().is_ok_and(|work| work.is_draining)
+    }
+
     /// Forgets the latest move: the next slow lane may move at once.
     #[cfg(any(test, fuzzing))]
     pub fn allow_move(&self) {

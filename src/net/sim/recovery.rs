@@ -455,7 +455,7 @@ impl World {
         }
     }
 
-    fn recovery_of(&self, end: End) -> Option<Arc<ConnRecovery>> {
+    pub(super) fn recovery_of(&self, end: End) -> Option<Arc<ConnRecovery>> {
         match end {
             End::Sender => self.sender.as_ref()?.comm.recovery.clone(),
             End::Receiver => self.receiver.as_ref()?.comm.recovery.clone(),

@@ -266,8 +266,10 @@ impl World {
     pub(super) fn submit(&mut self) {
         let Some(message) = self.choose() else { return };
         let Some(sender) = &self.sender else { return };
+        let is_draining = self.recovery_of(End::Sender).is_some_and(|it| it.is_draining());
         let outcome = sender.isend(message, &self.plan);
         self.handle_call(End::Sender);
+        assert!(!(is_draining && matches!(outcome, Ok(Some(_)))), "isend before a change begins");
         match outcome {
             Ok(_) if self.has_failed(End::Sender) => panic!("isend succeeds after an error"),
             Ok(None) => {}
