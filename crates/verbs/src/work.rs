@@ -287,14 +287,14 @@ pub enum Look {
     /// No completion.
     Nothing,
     /// At least one completion: [`CompletionQueue::read`] is next.
-    Something(Found),
+    Something(Unread),
     /// The queue has failed: [`CompletionQueue::failure`].
     Failed,
 }
 
 /// A look has found a completion, which is not read yet.
 #[derive(Debug)]
-pub struct Found(());
+pub struct Unread(());
 
 /// A successful completion that is read or was polled.
 #[derive(Debug, Clone, Copy)]
@@ -356,7 +356,7 @@ impl CompletionQueue {
                 batch.first(count as usize).ok_or_else(|| self.poll_error())
             }
             Polling::Singly(_) => match self.look() {
-                Some(Look::Something(found)) => self.poll_singly(found, batch),
+                Some(Look::Something(unread)) => self.poll_singly(unread, batch),
                 Some(Look::Failed) => Err(self.poll_error()),
                 Some(Look::Nothing) | None => Ok(&[]),
             },
@@ -375,8 +375,12 @@ impl CompletionQueue {
     }
 
     #[inline(never)]
-    fn poll_singly<'a>(&mut self, found: Found, batch: &'a mut Batch) -> Result<&'a [Completion]> {
-        self.read(found, batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
+    fn poll_singly<'a>(
+        &mut self,
+        unread: Unread,
+        batch: &'a mut Batch,
+    ) -> Result<&'a [Completion]> {
+        self.read(unread, batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
     }
 
     /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
@@ -401,7 +405,7 @@ impl CompletionQueue {
         // SAFETY: the queue is live and exclusively borrowed.
         Some(match unsafe { queue.start() } {
             libc::ENOENT => Look::Nothing,
-            0 => Look::Something(Found(())),
+            0 => Look::Something(Unread(())),
             _ => Look::Failed,
         })
     }
@@ -415,7 +419,7 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn read<'a>(
         &mut self,
-        _found: Found,
+        _unread: Unread,
         batch: &'a mut Batch,
         most: usize,
         mut take: impl FnMut(Success<'_>) -> Taken,

@@ -16,7 +16,7 @@ use crate::proto::requests::{Entry, Progress, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::work::{Batch, Completion, Found as FoundCompletion, Look as CompletionLook};
+use crate::verbs::work::{Batch, Completion, Look as CompletionLook, Unread};
 
 /// Receives the number of bytes of each message of a complete request.
 pub trait Done: Fn(&[u32]) + Copy {}
@@ -163,7 +163,7 @@ pub trait Path {
     /// The queue has failed.
     fn read_fast<'c>(
         &mut self,
-        found: FoundCompletion,
+        unread: Unread,
         batch: &'c mut Batch,
     ) -> Result<Option<&'c [Completion]>>;
 
@@ -259,7 +259,7 @@ pub trait Path {
         match queue.map_or(Some(CompletionLook::Nothing), CompletionQueue::look) {
             Some(CompletionLook::Nothing) if self.has_nothing_to_do() => Ok(()),
             Some(CompletionLook::Nothing) => self.handle_empty_poll(test),
-            Some(CompletionLook::Something(found)) => self.read_for(found, test),
+            Some(CompletionLook::Something(unread)) => self.read_for(unread, test),
             Some(CompletionLook::Failed) => {
                 let error = self.qps().first_queue().map(|queue| queue.poll_error());
                 error.map_or(Ok(()), |error| self.handle_failure(error.into()))
@@ -292,11 +292,11 @@ pub trait Path {
     #[inline(never)]
     fn read_for(
         &mut self,
-        found: FoundCompletion,
+        unread: Unread,
         test: &Test<'_, Self::Request, impl Done>,
     ) -> Result<()> {
         let mut batch = Batch::default();
-        match self.read_fast(found, &mut batch) {
+        match self.read_fast(unread, &mut batch) {
             Ok(None) if self.finish_fast_completions(test) => Ok(()),
             Ok(others) => self.handle_others(others.unwrap_or_default(), test),
             Err(e) => self.handle_failure(e),

@@ -19,7 +19,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto;
-use crate::proto::explain::look::{Found as State, Look};
+use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
@@ -35,7 +35,7 @@ use crate::stats::record::ConnStats;
 use crate::verbs::clock;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Found, Success, Taken};
+use crate::verbs::work::{Batch, Completion, Success, Taken, Unread};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -289,7 +289,7 @@ impl RecvComm {
     }
 
     /// The present state, unless a thread is inside.
-    pub fn look(&self) -> State {
+    pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let flushes = path.flushes.as_ref().is_some_and(|flushes| flushes.are_outstanding());
             let look = path.flow.look(path.stall.tests(), flushes);
@@ -622,14 +622,14 @@ impl Path for RecvPath {
     #[inline(always)]
     fn read_fast<'c>(
         &mut self,
-        found: Found,
+        unread: Unread,
         batch: &'c mut Batch,
     ) -> Result<Option<&'c [Completion]>> {
         let Self { flow, qps: QpSet { rails, qps, .. }, cts_sender, stats, .. } = self;
         let Some(on) = rails.first_mut() else { return Ok(None) };
         // Most messages have one completion: to look for another one would take longer.
         let take = |success: Success<'_>| take(flow, cts_sender, qps, success);
-        Ok(on.queue.read(found, batch, stats.outstanding(), take)?)
+        Ok(on.queue.read(unread, batch, stats.outstanding(), take)?)
     }
 
     #[inline(always)]

@@ -16,7 +16,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::explain::look::{Found as State, Look};
+use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
@@ -39,7 +39,7 @@ use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Found, Sge, Success, Taken, Target, Write};
+use crate::verbs::work::{Batch, Completion, Sge, Success, Taken, Target, Unread, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -229,7 +229,7 @@ impl SendComm {
     }
 
     /// The present state, unless a thread is inside.
-    pub fn look(&self) -> State {
+    pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let ring = &path.ring;
             let read = |seq| {
@@ -668,7 +668,7 @@ impl Path for SendPath {
     #[inline(always)]
     fn read_fast<'c>(
         &mut self,
-        found: Found,
+        unread: Unread,
         batch: &'c mut Batch,
     ) -> Result<Option<&'c [Completion]>> {
         let Self { flow, qps, stats, .. } = self;
@@ -676,7 +676,7 @@ impl Path for SendPath {
         // longer.
         let most = stats.outstanding() * qps.qps.len();
         let Some(queue) = qps.first_queue() else { return Ok(None) };
-        Ok(queue.read(found, batch, most, |success| take(flow, success))?)
+        Ok(queue.read(unread, batch, most, |success| take(flow, success))?)
     }
 
     #[inline(always)]
