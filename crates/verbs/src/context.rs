@@ -549,14 +549,15 @@ pub mod simulated {
     use crate::sys::ibv_context;
     use std::cell::Cell;
 
+    type HasEvent = fn(*mut ibv_context) -> bool;
+
     thread_local! {
-        pub(super) static HAS_EVENT: Cell<Option<fn(*mut ibv_context) -> bool>> =
-            const { Cell::new(None) };
+        pub(super) static HAS_EVENT: Cell<Option<HasEvent>> = const { Cell::new(None) };
     }
 
     /// From now on all devices of this thread are simulated, and `has_event` says which has an
     /// event.
-    pub fn set_has_event(has_event: fn(*mut ibv_context) -> bool) {
+    pub fn set_has_event(has_event: HasEvent) {
         HAS_EVENT.set(Some(has_event));
     }
 }

@@ -87,13 +87,11 @@ impl QpSetRail {
 
 impl InitRailQps {
     /// Creates up to `count` queue pairs on the port of a rail; fewer lanes if the device has no
-    /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
-    /// which are left for other recovering connections; otherwise it creates the old number. They
-    /// use a queue of `kept`, if one fits.
+    /// more. They use a queue of `kept`, if one fits.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,
-        (count, more_than): (usize, Option<usize>),
+        count: usize,
         caps: QpCaps,
         kept: &mut Vec<KeptQueue>,
     ) -> Result<Self> {
@@ -109,9 +107,8 @@ impl InitRailQps {
             }
             None => create_queue(port, &device, entries)?,
         };
-        let tried = if more_than.is_some() { 2 * count } else { count };
-        let mut qps = Vec::with_capacity(tried);
-        while qps.len() < tried {
+        let mut qps = Vec::with_capacity(count);
+        while qps.len() < count {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
                 // The driver may refuse the domain that it has allocated.
@@ -119,16 +116,11 @@ impl InitRailQps {
                     log_no_thread_domain(port, &error);
                     queue = CompletionQueue::new(&device.context, entries)?;
                 }
-                Err(error)
-                    if !(nic.config.lanes || more_than.is_some()) || !is_exhausted(&error) =>
-                {
-                    return Err(error);
-                }
+                Err(error) if !nic.config.lanes || !is_exhausted(&error) => return Err(error),
                 Err(error) if qps.is_empty() => {
                     return Err(error.hint("FERRITE_LANES=1 uses fewer queue pairs"));
                 }
                 Err(error) => {
-                    qps.truncate(more_than.unwrap_or(count));
                     log_fewer_lanes(nic, qps.len(), count, &error);
                     break;
                 }
@@ -137,7 +129,6 @@ impl InitRailQps {
         let (port, mtu) = (Arc::clone(port), address.port.mtu);
         let on =
             QpSetRail { number: *number, port, device, address, queue, entries, thread, mtu, sink };
-        qps.truncate(count);
         Ok(Self { on, qps })
     }
 

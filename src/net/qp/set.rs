@@ -72,15 +72,14 @@ pub struct QpSet {
 
 impl InitQpSet {
     /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, within
-    /// [`MAX_QPS`]. If that is `more_than` the connection had and a device is short of queue pairs,
-    /// it creates the old number. They use the queues of `kept` that fit.
+    /// [`MAX_QPS`]. They use the queues of `kept` that fit.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
     pub fn new(
         nic: &Nic,
         ports: &[RailPort],
-        (per_rail, more_than): (usize, Option<usize>),
+        per_rail: usize,
         caps: QpCaps,
         kept: &mut Vec<KeptQueue>,
     ) -> Result<Self> {
@@ -88,8 +87,7 @@ impl InitQpSet {
         let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
         let create = |port: &RailPort| {
-            InitRailQps::new(nic, port, (count, more_than), caps, kept)
-                .map_err(|e| e.on_rail(port.number))
+            InitRailQps::new(nic, port, count, caps, kept).map_err(|e| e.on_rail(port.number))
         };
         let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;
         // The same number on each rail.

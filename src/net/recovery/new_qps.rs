@@ -154,8 +154,7 @@ impl NewQps {
     /// A port is down, or a device has no more queues.
     pub fn create(&mut self, end: &dyn End, ports: &[RailPort]) -> Result<Endpoint> {
         self.discard();
-        let count = self.count(self.per_rail);
-        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), &mut self.kept)?;
+        let mut qps = InitQpSet::new(&self.nic, ports, self.per_rail, end.caps(), &mut self.kept)?;
         end.describe(&mut qps)?;
         // Assumes that the peer's ports are those of the latest attempt.
         qps.limit_mtus(&self.mtus, |rail| {
@@ -167,12 +166,6 @@ impl NewQps {
         let endpoint = qps.endpoint.clone();
         self.stage = Stage::Created(qps);
         Ok(endpoint)
-    }
-
-    /// The number of queue pairs to create on each rail, and the old number if that was smaller.
-    fn count(&self, per_rail: usize) -> (usize, Option<usize>) {
-        let before = usize::from(self.striping.qps_per_rail());
-        (per_rail, (per_rail > before).then_some(before))
     }
 
     /// Begins to connect the queue pairs of `attempt` on `ports` to those of `remote`. Creates the
@@ -196,7 +189,7 @@ impl NewQps {
                 InitQpSet::new(
                     &self.nic,
                     ports,
-                    self.count(self.per_rail.min(offered)),
+                    self.per_rail.min(offered),
                     end.caps(),
                     &mut self.kept,
                 )?

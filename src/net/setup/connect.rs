@@ -375,7 +375,7 @@ impl Connector {
         let mut qps = InitQpSet::new(
             nic,
             &ports,
-            (nic.config.queue_pairs.into(), None),
+            nic.config.queue_pairs.into(),
             SENDER_QP_CAPS,
             &mut Vec::new(),
         )?;

@@ -438,7 +438,7 @@ fn begin(nic: &Arc<Nic>, hello: Hello, rails: &mut Rails, class: Option<u8>) -> 
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.config.queue_pairs).min(offered);
     let ports = rails::pair_with(nic, &hello, rails)?;
-    let idle = InitQpSet::new(nic, &ports, (count, None), RECEIVER_QP_CAPS, &mut Vec::new())?;
+    let idle = InitQpSet::new(nic, &ports, count, RECEIVER_QP_CAPS, &mut Vec::new())?;
     let numbers = idle.rail_numbers();
     let far = hello.endpoint.over(hello.rails, numbers);
     let terms = Negotiated::agree(&far, &idle.endpoint)?.over(hello.count, numbers);

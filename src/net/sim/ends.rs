@@ -297,8 +297,8 @@ impl Idle {
         let on = |(number, port)| RailPort { number, port, towards: Vec::new() };
         let numbers = RailMask::first(rails as u8) - left_out;
         let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
-        let mut qps = InitQpSet::new(&nic, &ports, (per_rail, None), caps, &mut Vec::new())
-            .expect("queue pairs");
+        let mut qps =
+            InitQpSet::new(&nic, &ports, per_rail, caps, &mut Vec::new()).expect("queue pairs");
         qps.endpoint.adaptive_routing = terms.is_adaptive;
         qps.endpoint.split = terms.is_split;
         Self { nic, qps }
