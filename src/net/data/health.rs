@@ -13,8 +13,10 @@ use crate::verbs::clock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Unsuccessful tests between two readings of the clock: the range of a `u8`.
+/// Unsuccessful tests between two readings of the clock, at most: the range of a `u8`.
 const LOOK_EVERY: u32 = 1 << u8::BITS;
+/// Where fewer tests than that come in this time, the clock is read more often.
+const LOOK_WITHIN: Duration = Duration::from_millis(8);
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times its time at the rails' nominal speed.
@@ -38,10 +40,15 @@ const MAX_FACTOR: u32 = 8;
 /// Each minute without a suspicion halves it.
 #[derive(Debug)]
 pub struct Stall {
-    /// Unsuccessful tests since [`Self::is_due`] last returned true.
+    /// Unsuccessful tests, modulo 256, from `first` on. With 0, the clock is read.
     tests: u8,
-    /// How often [`Self::is_due`] has returned true, modulo 2^32.
-    looks: u32,
+    first: u8,
+    /// Those before `first`, modulo 2^32.
+    earlier: u32,
+    /// Tests from one reading of the clock to the next, at most [`LOOK_EVERY`].
+    every: u32,
+    /// When the clock was last read.
+    looked: Instant,
     oldest: Option<(u32, Instant)>,
     /// Time without an acknowledgement after which a path is suspected; zero disables this.
     limit: Duration,
@@ -56,8 +63,19 @@ impl Stall {
     /// Suspects a path after `limit_ms` milliseconds plus the time that the data and its
     /// acknowledgement take; 0 disables this. `round_trip` is zero if unknown.
     pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
-        let limit = Duration::from_millis(limit_ms);
-        Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: clock::now() }
+        let (limit, now) = (Duration::from_millis(limit_ms), clock::now());
+        Self {
+            tests: 0,
+            first: 0,
+            earlier: 0,
+            every: LOOK_EVERY,
+            looked: now,
+            oldest: None,
+            limit,
+            round_trip,
+            factor: 1,
+            last: now,
+        }
     }
 
     /// Call after each unsuccessful test. Returns whether [`Self::check`] is due.
@@ -71,7 +89,7 @@ impl Stall {
         is_due
     }
 
-    /// The last result of [`Self::is_due`].
+    /// The last result of [`Self::is_due`], until the clock is read.
     pub fn was_due(&self) -> bool {
         self.tests == 0
     }
@@ -79,12 +97,28 @@ impl Stall {
     #[cold]
     #[inline(never)]
     fn count_look(&mut self) {
-        self.looks = self.looks.wrapping_add(1);
+        self.earlier = self.earlier.wrapping_add(LOOK_EVERY - u32::from(self.first));
+        self.first = 0;
+    }
+
+    /// The clock is read at `now`. If tests are rare, as in a thread with a thousand connections,
+    /// fewer pass until it is read again.
+    fn set_pace(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.looked);
+        if since > LOOK_WITHIN {
+            let fitting = LOOK_WITHIN.as_nanos() * u128::from(self.every) / since.as_nanos();
+            self.every = (fitting as u32).max(1);
+        } else if since < LOOK_WITHIN / 4 {
+            self.every = (2 * self.every).min(LOOK_EVERY);
+        }
+        self.earlier = self.tests();
+        self.first = (LOOK_EVERY - self.every) as u8;
+        (self.tests, self.looked) = (self.first, now);
     }
 
     /// How often [`Self::is_due`] was called, modulo 2^32.
     pub fn tests(&self) -> u32 {
-        self.looks.wrapping_mul(LOOK_EVERY).wrapping_add(self.tests.into())
+        self.earlier.wrapping_add(self.tests.wrapping_sub(self.first).into())
     }
 
     /// Message `oldest` is the oldest one in flight at `now`. Returns its age if that is
@@ -116,6 +150,7 @@ impl Stall {
     /// How long message `oldest` has been the oldest one in flight; `None` on the first call for
     /// it.
     pub fn waited(&mut self, oldest: u32, now: Instant) -> Option<Duration> {
+        self.set_pace(now);
         match self.oldest {
             Some((before, since)) if before == oldest => Some(now.saturating_duration_since(since)),
             _ => {
@@ -358,6 +393,44 @@ mod tests {
         }
 
         const MS: Duration = Duration::from_millis(1);
+
+        /// Whether message 7 becomes suspicious within `within` of tests that come `apart`.
+        fn is_suspected(
+            stall: &mut Stall,
+            begin: Instant,
+            apart: Duration,
+            within: Duration,
+        ) -> bool {
+            let times = (1..).map(|test| apart * test).take_while(|time| *time <= within);
+            let mut checks = times.filter_map(|time| {
+                stall.is_due().then(|| stall.check(7, Duration::ZERO, begin + time)).flatten()
+            });
+            checks.next().is_some()
+        }
+
+        #[test]
+        fn a_stall_is_found_in_time_however_rare_the_tests_are() {
+            for apart in [MS / 10_000, MS / 100, MS, 5 * MS, 20 * MS] {
+                let (begin, mut stall) = (Instant::now(), Stall::new(100, Duration::ZERO));
+                // It takes some tests to know how rare they are.
+                assert!(is_suspected(&mut stall, begin, apart, MS * 100 + 400 * apart));
+                let begin = stall.looked;
+                stall.factor = 1;
+                let looks = 3 * LOOK_WITHIN + 2 * apart;
+                assert!(is_suspected(&mut stall, begin, apart, 100 * MS + looks), "{apart:?}");
+            }
+        }
+
+        #[test]
+        fn after_a_pause_the_clock_is_soon_read_as_rarely_as_before() {
+            let (begin, mut stall) = (Instant::now(), Stall::new(100, Duration::ZERO));
+            let mut now = begin + Duration::from_secs(3600);
+            for _ in 0..20 {
+                stall.waited(7, now);
+                now += MS / 100;
+            }
+            assert_eq!(stall.every, LOOK_EVERY);
+        }
 
         /// The age in ms at which message 7 becomes suspicious, counted from `begin` and checked
         /// each ms.
