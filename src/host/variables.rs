@@ -231,7 +231,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_THREAD_DOMAINS",
         Kind::Number(0, 1, 1),
-        "1: the queues of each end of a connection are in thread domains, while the device has some left. mlx5 then takes no locks; 0: none",
+        "1: the queues of a connection are in thread domains, while the device has some left. mlx5 then takes no locks; 0: none",
     ),
     variable(
         "FERRITE_CHAIN_WRITES",
@@ -299,8 +299,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
 ];
 
-/// A variable of NCCL's built-in IB transports, up to 2.32, or of an earlier Ferrite, that Ferrite
-/// ignores.
+/// A variable that Ferrite ignores: of NCCL's built-in IB transport, up to 2.32, or of an earlier
+/// Ferrite.
 #[derive(Debug, Clone, Copy)]
 pub struct Ignored {
     /// Name. A `*` stands for any end.
@@ -367,11 +367,11 @@ pub const IGNORED: &[Ignored] = &[
     ),
     missing(
         "FERRITE_SPARE",
-        "Ferrite borrows no ports of other cards any more",
-        "a connection waits for a port of its own device; NCCL_NET_FORCE_MERGE makes one device of several cards",
+        "a connection uses only the ports of its own device",
+        "a connection waits until one of its ports works; NCCL_NET_FORCE_MERGE makes one device of several cards",
         "0",
     ),
-    replaced("FERRITE_LANES_*", "automatic lanes are gone; FERRITE_LANES is a number"),
+    replaced("FERRITE_LANES_*", "Ferrite has no automatic lanes; FERRITE_LANES sets their number"),
     replaced("NCCL_SOCKET_RETRY_CNT", "Ferrite retries until FERRITE_HANDSHAKE_TIMEOUT"),
     replaced("NCCL_SOCKET_RETRY_SLEEP_MSEC", "Ferrite retries until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
