@@ -89,7 +89,7 @@ for release in "${releases[@]}"; do
     # Set-up, data, order, errors, peers that are killed, the end of a process.
     inside "$root" /mnt/bin/ferrite check --plugin /mnt/lib/libnccl-net.so --only "$POINTS" | tail -n 1
     inside "$root" /mnt/bin/ferrite verify --plugin /mnt/lib/libnccl-net.so | tail -n 1
-    # On its own driver libraries with softrnic as the card, from rdma-core 39 on. A version that softrnic does not know fails.
+    # On the release's own driver libraries with softrnic as the card, from rdma-core 39 on. A version that softrnic does not know fails.
     for library in "$root"/usr/lib/x86_64-linux-gnu/libibverbs/lib{mlx5,bnxt_re,erdma}-rdmav*.so; do
         [[ "$library" =~ lib([a-z0-9_]+)-rdmav([0-9]+)\.so$ && "${BASH_REMATCH[2]}" -ge 34 ]] || continue
         inside "$root" /mnt/bin/softrnic run --provider "${BASH_REMATCH[1]}" --same-card --time-scale 0.05 --faults 'drop chance=0.01' -- \

@@ -44,7 +44,7 @@ pub struct Detail {
     /// Whether new queue pairs may help: the path, the port, the device or a queue pair has failed,
     /// not the memory or the program.
     pub is_recoverable: bool,
-    /// Whether a completion may be lost with it.
+    /// Whether a completion may have been lost.
     pub loses_completion: bool,
     /// The rail of the connection that it concerns, if any.
     pub rail: Option<u8>,

@@ -177,7 +177,7 @@ const ALL_CHECKS: usize = 43;
 /// Streams of 10 sizes.
 const STREAMS: usize = 10;
 
-/// All of it over one connection, and over two devices that are one, by this version of the table.
+/// All checks over one connection, with this version of the table.
 fn over_one(release: &str, version: u32) -> Result<()> {
     let on = "softrnic0 and softrnic1";
     let headline = format!("single: IB {release} (interface v{version}) on {on}\n");

@@ -38,7 +38,7 @@ def gather(value: Any, world: int) -> list[Any]:
 
 
 def nccl_version() -> str:
-    """Of the libnccl.so.2 that is loaded. By LD_PRELOAD it may be another than PyTorch was built with, and PyTorch names that one."""
+    """The version of the loaded libnccl.so.2. With LD_PRELOAD it may differ from the one that PyTorch was built with and reports."""
     try:
         ctypes.CDLL("libnccl.so.2", os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:

@@ -75,7 +75,7 @@ fn points(default: u64) -> u64 {
 /// be connected to the next peer, which gets through.
 #[test]
 fn a_post_may_be_cut_short_anywhere() {
-    // The library that is released, if it is built: its posts take a tenth of the instructions.
+    // The release build of the library, if it exists: its posts take a tenth of the instructions.
     let softrnic = match built("softrnic/libibverbs.so.1") {
         Ok(library) => Softrnic::new().env("SOFTRNIC_TEST_LIBRARY", library.display()),
         Err(_) => Softrnic::new(),

@@ -126,7 +126,7 @@ fn the_driver_erdma_does_what_liberdma_does() {
     twins("erdma", &[]);
 }
 
-/// But for what the library gets wrong.
+/// Leaves out what the library gets wrong.
 #[test]
 fn the_driver_bnxt_re_does_what_libbnxt_re_does() {
     twins("bnxt_re", &["careful"]);
@@ -156,7 +156,7 @@ fn notifications_and_events_arrive_as_on_softrnic_alone() {
     }
 }
 
-/// Devices with these names and numbers, two ping-pongs, and by what the library is found.
+/// Checks the names and numbers of devices, and their modalias, and runs two ping-pongs.
 fn devices_of(provider: &'static str, facts: [&str; 3], alias: &str) {
     let bench = require!(Bench::beneath(provider, &[]));
     let text = bench.run("ibv_devinfo", &[]).well();

@@ -163,9 +163,9 @@ fn messages_that_are_sent_before_the_peer_is_reported_of_a_recovery_are_taken_in
 /// How long an end tries to recover in the test below.
 const GIVE_UP: Duration = Duration::from_secs(2);
 
-/// Rank 0's rail is back, which gives it a reason to replace queue pairs that work, while nothing
-/// that the ends say to each other comes through: it asks, and messages continue over those in use
-/// for longer than any end tries to recover. When all comes through again, the change follows.
+/// Rank 0's rail is back, so rank 0 asks to replace queue pairs that work. No control message
+/// arrives meanwhile. Messages continue over the queue pairs in use for longer than any end tries
+/// to recover. When control messages arrive again, the change follows.
 #[test]
 fn a_rail_that_is_back_is_not_taken_in_before_the_peer_answers() -> Result<()> {
     let give_up = GIVE_UP.as_secs().to_string();

@@ -176,14 +176,14 @@ impl CtsWindow {
         self.distance(slot) < self.unsent.wrapping_sub(self.oldest) as usize
     }
 
-    /// How many slots after the oldest one.
+    /// How many slots `slot` is after the oldest one.
     #[inline(always)]
     fn distance(&self, slot: usize) -> usize {
         slot.wrapping_sub(SlotIndex::of(self.oldest).index()) % RING_SLOTS
     }
 
-    /// Handles that the message of `slot`, which [`Self::is_sent`], has arrived. `is_pending`
-    /// returns whether that of a slot has not.
+    /// Handles the arrival of the message of `slot`, whose clear-to-send [`Self::is_sent`].
+    /// `is_pending` returns whether the message of a slot has not arrived.
     #[inline(always)]
     pub(super) fn handle_arrival(&mut self, slot: usize, is_pending: impl Fn(usize) -> bool) {
         debug_assert!(self.is_sent(slot) && !is_pending(slot));

@@ -90,7 +90,7 @@ impl RecvFlow {
         }
     }
 
-    /// [`Self::begin`] where nobody needs the entry.
+    /// [`Self::begin`] for callers that do not need the entry.
     #[cfg(any(test, fuzzing))]
     pub(super) fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,

@@ -170,7 +170,7 @@ impl<T> Requests<T> {
         self.entry(id).map(|entry| &entry.value)
     }
 
-    /// [`Self::get`] for a request that is known to live, since it has not completed.
+    /// [`Self::get`] for a request that has not completed, and so is live.
     #[inline(always)]
     pub(super) fn live_one(&self, id: RequestId) -> &T {
         let entry = &self.entries[id.index()];

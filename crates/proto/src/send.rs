@@ -807,10 +807,9 @@ impl Unclaimed {
         self.0.get(seq as usize % WINDOW)?.as_ref()
     }
 
-    /// Keeps one.
     fn put(&mut self, seq: u32, cts: UnclaimedCts) {
         if self.0.is_empty() {
-            // It has this capacity.
+            // Allocates nothing: it has this capacity.
             self.0.resize(WINDOW, None);
         }
         self.0[seq as usize % WINDOW] = Some(cts);
@@ -1104,7 +1103,7 @@ mod tests {
             assert_eq!(addr(10), None);
         }
 
-        /// Until one is kept, its memory is not written to.
+        /// Until a clear-to-send is kept, the memory for them is not written to.
         #[test]
         fn a_clear_to_send_is_kept_only_if_another_message_comes_before_its_own() {
             let mut flow = flow();

@@ -60,7 +60,7 @@ pub mod simulated {
         now
     }
 
-    /// On a thread whose time is simulated, that much time passes at once. Returns whether it is.
+    /// If the time of this thread is simulated, lets `pause` pass at once and returns true.
     #[inline]
     pub fn pass(pause: Duration) -> bool {
         NOW.set(NOW.get().map(|now| now + pause));

@@ -12,7 +12,7 @@ pub enum Kind {
     System,
     /// The path, the port, the device or a queue pair: new queue pairs may work.
     Device,
-    /// A poll of a completion queue, with which a completion may be lost. New queue pairs may work.
+    /// A poll of a completion queue: a completion may be lost. New queue pairs may work.
     Poll,
 }
 

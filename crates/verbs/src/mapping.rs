@@ -13,8 +13,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `bytes`, rounded up to whole pages. All pages are there at once: a card pins them in any
-    /// case, and each page that is first written to later takes longer.
+    /// Maps `bytes`, rounded up to whole pages. All pages are allocated at once: a card pins them
+    /// anyway, and a page fault for each of them takes longer.
     ///
     /// # Errors
     /// The system has no memory.

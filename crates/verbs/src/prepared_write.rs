@@ -120,7 +120,7 @@ pub struct RefusedPost {
 }
 
 impl RefusedPost {
-    /// `id` is only called for a refused one.
+    /// Calls `id` only if the post was refused.
     #[inline(always)]
     fn of(rc: i32, id: impl FnOnce() -> u64) -> Result<(), Self> {
         if rc == 0 { Ok(()) } else { Err(Self { rc, id: id() }) }
@@ -150,7 +150,7 @@ impl QueuePair {
                 extended.data(&sys::ibv_sge { addr, length, lkey: 0 }, true);
                 extended.complete()
             };
-            // Asked for again, so that nothing is kept for it during the post.
+            // Read back, so that nothing is saved for it during the post.
             // SAFETY: as above.
             return RefusedPost::of(rc, || unsafe { extended.id() });
         }

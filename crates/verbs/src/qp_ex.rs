@@ -145,7 +145,7 @@ impl ExtendedQueuePair {
         unsafe { ((*self.0.as_ptr()).wr_id, (*self.0.as_ptr()).wr_flags) = (id, flags) };
     }
 
-    /// The id of the work request that has begun last.
+    /// The id of the latest work request.
     ///
     /// # Safety
     /// The queue pair is live and exclusively borrowed.

@@ -292,7 +292,7 @@ pub enum Look {
     Failed,
 }
 
-/// A look has found a completion, which is not read yet.
+/// Shows that [`CompletionQueue::look`] has found a completion, which is not read yet.
 #[derive(Debug)]
 pub struct Unread(());
 

@@ -212,7 +212,7 @@ impl Env {
         Self { rank1_vars, ..self }
     }
 
-    /// Counts as hung after so many seconds of silence.
+    /// Counts as hung after `timeout_s` seconds of silence.
     pub(super) const fn within(self, timeout_s: u64) -> Self {
         Self { timeout_s, ..self }
     }

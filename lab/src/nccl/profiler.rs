@@ -46,7 +46,7 @@ pub struct Profiler {
     rank: c_int,
 }
 
-/// NCCL's handle of a message that a profiler may follow: only the transport passes it on.
+/// Stands for NCCL's handle of a message for a profiler. No profiler receives it here.
 pub(crate) const HANDLE: *mut c_void = 0x1000 as *mut c_void;
 
 /// What a profiler has returned for an event; NULL: it does not want to hear of it again.

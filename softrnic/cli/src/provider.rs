@@ -15,7 +15,7 @@ use crate::library::{beside, this_program};
 pub(crate) enum Provider {
     /// Of ConnectX
     Mlx5,
-    /// Of NetXtreme-E, of Broadcom
+    /// Of Broadcom's NetXtreme-E
     #[value(name = "bnxt_re")]
     BnxtRe,
     /// Of Alibaba Cloud's elastic RDMA

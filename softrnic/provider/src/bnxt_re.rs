@@ -2,7 +2,7 @@
 //!
 //! | queue | |
 //! |---|---|
-//! | doorbell | one word for all queues of a device. It is not read: the calls that post say how many requests there are |
+//! | doorbell | one word for all queues of a device. It is not read: the calls that post show how many requests there are |
 //! | send | 128 bytes: a header of 16 (operation, flags, length in pieces of 16 bytes), what the operation needs in 16, then the data |
 //! | data of a send | elements of 16 bytes (address, key, length), or the data itself |
 //! | receive | 128 bytes: a header of 32, then elements |
@@ -46,7 +46,7 @@ struct ContextAnswer {
     reserved2: u32,
 }
 
-/// Of `comp_mask`: the chip is told.
+/// Of `comp_mask`: the answer names the chip.
 const HAS_CHIP: u64 = 1;
 
 /// libbnxt_re's description of a completion queue.
@@ -82,7 +82,7 @@ const HEADER: usize = 32;
 const CQE: usize = 32;
 /// Where a completion has its kind: this word is written after all others.
 const LAST: usize = 24;
-/// Sends that a queue has room for beyond those that it was made for.
+/// Places of a send queue that stay free, besides one of each queue.
 const SPARE: u32 = 128;
 
 fn ring(count: u32, spare: u32) -> Result<u32, i32> {
@@ -124,7 +124,7 @@ impl Provider for BnxtRe {
             send: address(send),
             sends: ring(asked.max_send_wr, SPARE)?,
             receive: address(receive),
-            // The library has two where none are wanted.
+            // The library has two if none are asked for.
             receives: ring(asked.max_recv_wr, 0)?.max(2),
             user,
             asked,
@@ -161,12 +161,12 @@ impl CqMemory for CqRing {
         self.size
     }
 
-    /// The library says so by a doorbell alone.
+    /// The library reports polls only by its doorbell, which is not read.
     fn tells_polled(&self) -> bool {
         false
     }
 
-    /// A failure may take two places.
+    /// A failure may take two completions.
     fn room(&self, _: u32) -> u32 {
         self.size / 2
     }
@@ -217,7 +217,7 @@ fn encode(done: &Done) -> ([u8; LAST], u32) {
     (cqe, flags << 16 | status | kind::RECEIVED << 1)
 }
 
-/// The card's code of what came of a request.
+/// The card's code of a status.
 fn status(status: u32, is_receive: bool) -> u32 {
     const OTHER: u8 = 0x7f;
     let table: &[(Status, u8)] = if is_receive {
@@ -304,7 +304,7 @@ impl QpMemory for QpRings {
         // SAFETY: the provider's ring.
         let wqe = unsafe { request(self.receive, self.receives, at) };
         elements.clear();
-        // One without elements has room for one all the same.
+        // A receive without elements has an empty one.
         elements.extend(list(&wqe).filter(|element| element.length != 0));
         Some(at.wrapping_add(1))
     }
@@ -316,7 +316,7 @@ impl QpMemory for QpRings {
     }
 
     /// The library takes a failure for that of the first send which it does not know to have
-    /// completed. So the sends before it complete first. Of what is flushed the library learns once.
+    /// completed. So the sends before it complete first. One `END` flushes the rest of a queue.
     fn done(&self, label: Label, wc: Wc) -> [Option<Done>; 2] {
         let done = Done { user: self.user, label, wc };
         if wc.status == Status::Flush as u32 {
@@ -514,7 +514,7 @@ mod tests {
             }
         }
 
-        /// The library finds each failure at the send that has failed, and one end of each queue.
+        /// The library finds each failure at the send that has failed, and an `END` for each queue.
         #[test]
         fn sends_before_a_failed_one_complete_first(first in 0..8_u16, unsignaled in 0..3_u16) {
             let mut queues = vec![0; LONGS];

@@ -13,7 +13,7 @@ pub(crate) trait Provider: Sync {
     /// Its part of the answer when this device is opened.
     fn context(&self, device: &DeviceAttr) -> Vec<u8>;
 
-    /// The version of the firmware, as the library takes it apart.
+    /// The version of the firmware, in the library's format.
     fn firmware(&self, parts: [u16; 4]) -> u64 {
         let parts = parts.map(u64::from);
         parts[0] << 32 | parts[1] << 16 | parts[2]
@@ -58,7 +58,7 @@ pub(crate) trait QpMemory: Send + Sync {
         0
     }
 
-    /// The provider has taken so many requests.
+    /// The provider has taken requests; `count` returns how many.
     fn posted(&self, _is_receive: bool, _count: &dyn Fn() -> u32) {}
 
     /// Reads the send at `at` into `request`, and returns the index of the next one. `None`: no
@@ -71,7 +71,7 @@ pub(crate) trait QpMemory: Send + Sync {
     /// The indices of the next send and the next receive when it has been reset.
     fn after_reset(&self) -> [u32; 2];
 
-    /// What the provider is to find of a completion.
+    /// What the provider finds for a completion of softrnic's: up to two completions.
     fn done(&self, label: Label, wc: Wc) -> [Option<Done>; 2] {
         [Some(Done { user: self.user(), label, wc }), None]
     }
@@ -79,7 +79,7 @@ pub(crate) trait QpMemory: Send + Sync {
 
 /// The memory of a completion queue, which the provider reads.
 pub(crate) trait CqMemory: Send + Sync {
-    /// How many completions the program learns that there is room for, which has asked for so many.
+    /// The entries reported to a program that has asked for `asked`.
     fn entries(&self, asked: u32) -> u32 {
         asked
     }
@@ -115,7 +115,7 @@ pub(crate) fn little_long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-/// A card's code of what came of a request, by a table of those that it has codes for.
+/// A card's code of a status, by a table; `other` if the table has none.
 pub(crate) fn code_of(status: u32, table: &[(Status, u8)], other: u8) -> u8 {
     table.iter().find(|(known, _)| *known as u32 == status).map_or(other, |(_, code)| *code)
 }

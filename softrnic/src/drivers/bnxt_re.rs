@@ -8,7 +8,7 @@ use crate::drivers::table::{Asked, Driver, Library, Refusals, Sizes, States, Ver
 
 /// Inline bytes of a send.
 const INLINE: u32 = 96;
-/// Places of a send queue that stay free: of the library, and so of what the card has.
+/// Places of a send queue that stay free, besides one of each queue.
 const SPARE: u32 = 128;
 
 pub(super) const DRIVER: Driver = Driver {
@@ -62,8 +62,8 @@ fn known(states: States) -> u32 {
     if states.is_found_failed { qp_state::ERR } else { states.known }
 }
 
-/// The queues are powers of two, and inline data as much as there can be, if there is any. One place
-/// of each queue stays free.
+/// Queues are powers of two, and one place of each stays free. Who asks for inline data gets the
+/// greatest size.
 fn sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     let max_inline_data = if cap.max_inline_data == 0 { 0 } else { INLINE };
     let told = QpCap { max_inline_data, ..cap };
@@ -74,7 +74,7 @@ fn sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     Ok(Sizes { told, queried, real })
 }
 
-/// The library leaves out who has sent a message and with what address, and the maker's code.
+/// The library writes neither the sender of a message, nor the vendor's error code.
 fn fill(before: Wc, wc: Wc, is_receive: bool) -> Wc {
     let is_good = wc.status == Status::Success as u32;
     let has_answer = !matches!(wc.opcode, wc_opcode::SEND | wc_opcode::RDMA_WRITE);

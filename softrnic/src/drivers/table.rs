@@ -78,7 +78,7 @@ pub(crate) struct Driver {
     pub(crate) other_type: i32,
     /// The errno value of a queue pair that is asked to have too much; 0: it stays as it was.
     pub(crate) too_much: i32,
-    /// Whether a queue that is to be too long becomes as long as it can be. Else it is too much.
+    /// Whether a queue that is asked to be too long gets the greatest length. Else it is refused.
     pub(crate) cuts_queues: bool,
     /// Whether inline data is taken when a work request is posted. Else the flag changes nothing,
     /// though the queue pair is granted what it is asked to have.

@@ -106,7 +106,7 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
 }
 
 const LAST_OPCODE: u32 = wr_opcode::ATOMIC_FETCH_ADD;
-/// Of an operation that fails when it is executed.
+/// The opcode of an operation that fails when it is executed.
 pub(crate) const FAILS: u32 = 0x100;
 
 /// Whether a request for data is of a type without any, or has no memory for it.

@@ -114,7 +114,7 @@ impl Qp {
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         let driver = fabric.settings.driver;
         let has_type = driver.qp_types.contains(&requested.qp_type);
-        // A library that looks at sizes itself does so first.
+        // A library that checks sizes itself does so before the type.
         if !has_type && driver.too_much != 0 {
             return Err(driver.other_type);
         }

@@ -349,7 +349,7 @@ pub struct Work<'a> {
     pub to: (u64, u64),
 }
 
-/// A signalled write of nothing.
+/// A signaled write of no data.
 pub const WORK: Work<'static> =
     Work { id: 1, opcode: WRITE, flags: SIGNALED, imm: 0, sges: &[], to: (0, 0) };
 

@@ -16,7 +16,7 @@ pub trait PeriodicTask: Debug + Send + Sync {
 #[derive(Debug, Default)]
 pub struct PeriodicTasks(Mutex<ByAddress>);
 
-/// Tasks by their address, which is no other one's as long as the task is here.
+/// Tasks by address. As long as a task is listed, no other one has its address.
 type ByAddress = BTreeMap<usize, Weak<dyn PeriodicTask>>;
 
 impl PeriodicTasks {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Unsuccessful tests between two readings of the clock, at most: the range of a `u8`.
 const LOOK_EVERY: u32 = 1 << u8::BITS;
-/// Where fewer tests than that come in this time, the clock is read more often.
+/// If fewer tests come in this time, the clock is read more often.
 const LOOK_WITHIN: Duration = Duration::from_millis(8);
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ const MAX_FACTOR: u32 = 8;
 /// Each minute without a suspicion halves it.
 #[derive(Debug)]
 pub struct Stall {
-    /// Unsuccessful tests, modulo 256, from `first` on. With 0, the clock is read.
+    /// Unsuccessful tests, modulo 256, from `first` on. At 0, the clock is read.
     tests: u8,
     first: u8,
     /// Those before `first`, modulo 2^32.

@@ -94,7 +94,7 @@ pub struct RecvPath {
     prepared: Option<Box<CtsSender>>,
     flushes: Option<Box<Flushes>>,
     sticky_error: StickyError,
-    /// The error of a poll of the present queue pairs: a completion may be lost with it.
+    /// The error of a poll of the present queue pairs: a completion may have been lost.
     poll_error: Option<Error>,
     /// What is possible while the peer's state is not open.
     mode: Mode,

@@ -54,8 +54,8 @@ impl ConnMemory {
     }
 
     /// Adds the memory that `register` registers with the connection's device. Returns the result of
-    /// `hold` for its handle. Waits for a device that does not work
-    /// until it works again or is lost, at most [`LOSS_LIMIT`].
+    /// `hold` for its handle. Waits until a device that does not work works again or is lost, at
+    /// most [`LOSS_LIMIT`].
     ///
     /// # Errors
     /// As for `register`.

@@ -218,8 +218,8 @@ impl Nic {
     }
 
     /// Registers `size` bytes at `addr` on every card, through a dma-buf descriptor and offset if
-    /// given. If connections recover, lost cards are skipped: the memory is
-    /// registered there when they are back.
+    /// given. If connections recover, lost cards are skipped: the memory is registered there when
+    /// they are back.
     ///
     /// # Errors
     /// As for [`MrHandle::register`].

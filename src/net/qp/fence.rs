@@ -48,7 +48,7 @@ pub struct Drained {
     pub arrivals: Vec<(QpIndex, u32)>,
     /// The error of a work request that would fail on new queue pairs too.
     pub failure: Option<Error>,
-    /// The error of a poll with which an arrival may be lost.
+    /// The error of a poll that may have lost an arrival.
     pub poll_error: Option<Error>,
     /// The completion queues that other queue pairs may use.
     pub queues: Vec<KeptQueue>,

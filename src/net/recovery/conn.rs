@@ -525,7 +525,7 @@ impl ConnRecovery {
         let (qps, weights) = work.new_qps.take()?;
         self.in_use.use_qps(&qps);
         self.peer.handle_new_queue_pairs();
-        // From here on, not before, an event of a failed queue is a new fault.
+        // Only from here on is an event of a failed queue a new fault.
         let failed =
             qps.failed_queue().map(|port| format!("{port}: a completion queue has failed"));
         let missing_list = end.resume(qps, weights, missing_list)?;

@@ -22,7 +22,7 @@ thread_local! {
     static MEANWHILE: Cell<Option<fn()>> = const { Cell::new(None) };
     /// The devices that are open.
     static OPEN: RefCell<Vec<*mut Open>> = const { RefCell::new(Vec::new()) };
-    /// The devices that are in the list: from this number up to that one.
+    /// The devices that the library lists: from one number up to another.
     static LISTED: Cell<(usize, usize)> = const { Cell::new((0, 2 * DEVICES)) };
 }
 
@@ -59,7 +59,7 @@ unsafe fn is_lost(context: *mut sys::ibv_context) -> bool {
     with(|fabric| fabric.losses(number)) != losses
 }
 
-/// An event of `device` waits.
+/// Records that an event of `device` is pending.
 pub(super) fn ring(device: usize) {
     OPEN.with_borrow(|all| {
         for open in all {
@@ -69,7 +69,7 @@ pub(super) fn ring(device: usize) {
     });
 }
 
-/// Whether an event waits, for which the descriptor would be readable.
+/// Whether an event is pending, for which the descriptor would be readable.
 fn has_event(context: *mut sys::ibv_context) -> bool {
     // SAFETY: an open context.
     unsafe { (*open_of(context)).has_event }
@@ -156,7 +156,7 @@ struct Open {
     raw: sys::ibv_context,
     /// How often the device had been lost before.
     losses: u32,
-    /// Whether an event waits.
+    /// Whether an event is pending.
     has_event: bool,
 }
 

@@ -143,7 +143,7 @@ pub(super) struct Driver {
 #[derive(Debug)]
 pub(super) struct PollError;
 
-/// What has become of the polls of an end.
+/// Faults of the polls of an end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Polls {
     /// Whether one has failed.
@@ -214,7 +214,7 @@ pub(super) struct Fabric {
     threads: u32,
     /// Whether a completion was read one after the other, or polled in a batch.
     pub(super) polled: [bool; 2],
-    /// What has become of polls, at each end.
+    /// Faults of polls, at each end.
     pub(super) polls: [Polls; 2],
     /// The first thing that a driver would not allow.
     violation: Option<String>,

@@ -247,7 +247,7 @@ fn known_seed_a_queue_that_fails_between_the_test_of_queue_pairs_and_their_use_i
     check_delivered(&recover(Random::new(50_034_750), recovery_faults::Plan::survivable));
 }
 
-/// Its device is named.
+/// The error names the device.
 #[test]
 fn polls_that_lose_what_has_arrived_end_the_connection_with_an_error_that_says_so() {
     let (mut runs, mut named) = (0, 0);

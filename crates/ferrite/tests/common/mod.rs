@@ -77,8 +77,7 @@ pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
     )))
 }
 
-/// The arguments of a line: they are separated by blanks, and one that has blanks is in quotation
-/// marks.
+/// The arguments in a line, separated by blanks. Single quotes keep blanks in an argument.
 pub(crate) fn words(line: &str) -> Vec<&str> {
     let parts = line.split('\'').enumerate();
     let split = |(index, part): (usize, _)| match index % 2 {
@@ -88,7 +87,7 @@ pub(crate) fn words(line: &str) -> Vec<&str> {
     parts.flat_map(split).collect()
 }
 
-/// As [`ferrite`], with the arguments of a line.
+/// [`ferrite`] with the arguments in a line.
 pub(crate) fn run(line: &str, environment: &[(&str, &str)]) -> (i32, String, String) {
     ferrite(&words(line), environment)
 }

@@ -8,7 +8,6 @@ use crate::common::{self, dist, ferrite, loopback, stock_nccl, words};
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
-/// A short stream.
 const STREAM: &str = "--lasting 600ms --period 3ms --size 10000 --limit 20";
 
 fn text(path: &Path) -> &str {
@@ -67,13 +66,13 @@ fn outlast(
     Ok(printed)
 }
 
-/// `ferrite outlast` of the plugin with the arguments of a line.
+/// `ferrite outlast` of the plugin with the arguments in a line.
 fn plugin(line: &str, environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
     let plugin = dist(&["lib/libnccl-net.so"])?.join("lib/libnccl-net.so");
     outlast(&[vec!["--plugin", text(&plugin)], words(line)].concat(), environment)
 }
 
-/// The same of a short stream with one fault.
+/// The same with a short stream and one fault.
 fn struck(fault: &str) -> Result<(i32, String, String), Missing> {
     plugin(&format!("--fault '{fault}' --at 200ms {STREAM}"), &[])
 }

@@ -24,11 +24,11 @@ struct Setup {
     root: Scratch,
     /// What a shell does before: limits of the process.
     shell: String,
-    /// What it takes and is not there: it is skipped.
+    /// What the run needs and is missing: it is skipped.
     missing: Option<Missing>,
 }
 
-/// What was reported; the verdict is empty where the run was skipped.
+/// What was reported; the verdict is empty if the run was skipped.
 struct Report {
     code: i32,
     verdict: String,

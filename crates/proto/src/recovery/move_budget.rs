@@ -1,10 +1,10 @@
 //! How often lanes may move to other paths. A move interrupts all traffic of the connection. In a
 //! ring whose members wait for each other, it interrupts that of all members.
 //!
-//! A connection judges each move by its speed before and after ([`Speed`]).
-//! A search continues while moves help, first after a second, then ever less often. After several
-//! useless moves in a row it rests, longer each time. All connections of a process on a card share
-//! a few moves for the beginning, and a few per hour after that.
+//! A connection judges each move by its speed before and after ([`Speed`]). A search continues
+//! while moves help, first after a second, then ever less often. After several useless moves in a
+//! row it rests, longer each time. All connections of a process on a card share a few moves for the
+//! beginning, and a few per hour after that.
 
 use crate::control::Time;
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl CardMoves {
     }
 }
 
-/// Measurements per speed. The median counts, so a few slow ones do not.
+/// Measurements per speed. The median counts, so a few slow ones change nothing.
 const MEASUREMENTS: usize = 16;
 
 /// How fast the network carries a sender's data in flight, independent of the application.
@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(moves.next(), Time::from_secs(50_600));
     }
 
-    /// The speed of a path of this latency and bandwidth, in ns and bytes in one of them, with
-    /// so much under way.
+    /// The speed of a path with this latency in ns, this bandwidth in bytes per ns, and this many
+    /// bytes in flight.
     fn speed(latency: u64, bandwidth: u64, under_way: u64) -> Speed {
         let mut speeds = Speeds::default();
         (0..MEASUREMENTS).for_each(|_| {
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(speeds.speed().map(|speed| speed.per_second), Some(u64::MAX));
     }
 
-    /// Twice as much under way is nearly twice as fast where latency is most of the time.
+    /// Twice as much in flight is nearly twice as fast if latency is most of the time.
     #[test]
     fn that_more_is_under_way_is_no_gain() {
         for (latency, bandwidth) in [(10_000, 50), (100_000, 50), (1000, 1)] {

@@ -1,6 +1,6 @@
 //! The points of the contract, a chapter a file, and the table of all of them.
 
-/// `point!(number, name, environment => step, ...; claim)`; or `needs` and what there is not here.
+/// `point!(number, name, environment => step, ...; claim)`; or `needs` and what is missing here.
 macro_rules! point {
     ($number:expr, $name:expr, needs $what:expr; $claim:expr) => {
         point!(@ $number, $name, $claim, Needs($what))

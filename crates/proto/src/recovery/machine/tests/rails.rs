@@ -281,7 +281,7 @@ fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
     assert_eq!(asked, 1);
 }
 
-/// As for a rail that it can use again.
+/// As it does for a rail that works again.
 #[test]
 fn a_receiver_asks_too() {
     let mut pair = Pair::new(1);
