@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nccl::shared_object::SharedObject;
 use crate::nccl::{abi, shared_object};
 use crate::system::output;
@@ -72,6 +72,25 @@ pub fn callback() -> abi::ncclDebugLogger_t {
 /// The lines kept so far, oldest first.
 pub fn lines() -> Vec<String> {
     LINES.lock().map(|lines| lines.iter().cloned().collect()).unwrap_or_default()
+}
+
+/// The error, and the last two warnings of the transport: an event of the device and the error that
+/// follows from it come in either order.
+pub fn with_warnings(problem: &Error) -> String {
+    let lines = lines();
+    let warnings: Vec<_> =
+        lines.iter().filter(|line| line.starts_with("WARN")).map(|line| words(line)).collect();
+    match &warnings[warnings.len().saturating_sub(2)..] {
+        [] => problem.to_string(),
+        last => format!("{problem}; the plugin: {}", last.join("; ")),
+    }
+}
+
+/// A warning without its level and its place in the sources.
+fn words(line: &str) -> &str {
+    line.split_once("Ferrite : ")
+        .or_else(|| line.split_once("Ferrite: "))
+        .map_or(line, |(_, words)| words)
 }
 
 /// Whether one of the lines kept so far meets the condition, which must not log: it runs under

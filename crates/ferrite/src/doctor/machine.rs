@@ -390,7 +390,7 @@ pub(crate) fn loopback_main(path: &Path) -> i32 {
     let devices =
         transport.and_then(|transport| transport.devices().map(|count| (transport, count)));
     match devices {
-        Err(problem) => print(String::new(), Err(with_warning(&problem))),
+        Err(problem) => print(String::new(), Err(debug_log::with_warnings(&problem))),
         Ok((transport, count)) => {
             let mut code = 0;
             for device in 0..count {
@@ -402,8 +402,8 @@ pub(crate) fn loopback_main(path: &Path) -> i32 {
                         |_| device.to_string(),
                         |p| if p.name.contains(':') { p.name } else { p.name + ":1" },
                     );
-                let result =
-                    try_device(&transport, device).map_err(|problem| with_warning(&problem));
+                let result = try_device(&transport, device)
+                    .map_err(|problem| debug_log::with_warnings(&problem));
                 code = code.max(print(name, result));
             }
             code
@@ -414,20 +414,6 @@ pub(crate) fn loopback_main(path: &Path) -> i32 {
 fn print(device: String, result: std::result::Result<f64, String>) -> i32 {
     let line = serde_json::to_string(&LoopbackFacts { device, result }).unwrap_or_default();
     i32::from(output::write_stdout(&format!("{line}\n")).is_err())
-}
-
-/// The error, and what the plugin has said last.
-fn with_warning(problem: &Error) -> String {
-    let warning = debug_log::lines().into_iter().rev().find(|line| line.starts_with("WARN"));
-    warning.map_or_else(
-        || problem.to_string(),
-        |warning| format!("{problem}; the plugin: {}", said(&warning)),
-    )
-}
-
-/// A warning without its level and the place in the plugin's sources.
-fn said(line: &str) -> &str {
-    line.split_once("Ferrite: ").map_or(line, |(_, words)| words)
 }
 
 /// Milliseconds that connecting took.

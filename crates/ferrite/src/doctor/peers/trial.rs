@@ -49,7 +49,7 @@ impl Trial {
         done.unwrap_or_else(|problem| {
             // What is half open is no use to what comes next.
             drop((self.listener.take(), self.send.take(), self.recv.take()));
-            Reply::Failed(with_warning(&problem))
+            Reply::Failed(debug_log::with_warnings(&problem))
         })
     }
 
@@ -107,13 +107,6 @@ impl Trial {
             (None, None) => Err(Error::Misuse("a transfer without a connection")),
         }
     }
-}
-
-/// The error, and what the plugin has said last.
-fn with_warning(problem: &Error) -> String {
-    let warning = debug_log::lines().into_iter().rev().find(|line| line.starts_with("WARN"));
-    warning
-        .map_or_else(|| problem.to_string(), |warning| format!("{problem}; the plugin: {warning}"))
 }
 
 /// The contents of every message, by its size.
