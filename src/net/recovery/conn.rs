@@ -552,7 +552,7 @@ impl ConnRecovery {
     }
 
     /// Whether a change waits until outstanding messages are acknowledged, so that none may begin.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn is_draining(&self) -> bool {
         self.work.try_lock().is_ok_and(|work| work.is_draining)
     }
