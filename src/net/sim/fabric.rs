@@ -202,6 +202,8 @@ pub(super) struct Fabric {
     is_slow: bool,
     /// Whether the receiver's devices acknowledge messages and lose them.
     forgets: bool,
+    /// Whether a queue of each end fails next, once all that was sent over it is complete.
+    idle_queue_fails: [bool; 2],
     /// Commands so far, and how often anything has changed.
     pub(super) commands: u64,
     pub(super) changes: u64,
@@ -238,6 +240,7 @@ impl Fabric {
             flushes_arrivals: false,
             is_slow: false,
             forgets: false,
+            idle_queue_fails: [false; 2],
             commands: 0,
             changes: 0,
             posted: Vec::new(),
@@ -546,6 +549,16 @@ impl Fabric {
     }
 
     fn take(&mut self, queue: usize) -> Result<Option<Completion>, PollError> {
+        let taken = self.take_next(queue);
+        if let Ok(Some(completion)) = &taken
+            && self.idle_queue_fails[self.queues[queue].device / DEVICES]
+        {
+            self.fail_if_idle(queue, completion.qp);
+        }
+        taken
+    }
+
+    fn take_next(&mut self, queue: usize) -> Result<Option<Completion>, PollError> {
         let Self { qps, queues, changes, drivers, violation, polls, .. } = self;
         let queue = &mut queues[queue];
         if queue.has_failed {
@@ -769,6 +782,20 @@ impl Fabric {
         if !replace(&mut queue.has_failed, true) {
             let event = Event::QueueFailed(queue.name);
             self.raise(device, event);
+        }
+    }
+
+    /// A queue of `end` fails once all that was sent over it is complete.
+    pub(super) fn fail_next_idle_queue(&mut self, end: usize) {
+        self.idle_queue_fails[end] = true;
+    }
+
+    /// `queue`, which is that of `qp`, fails if all that was sent over it is complete.
+    fn fail_if_idle(&mut self, queue: usize, qp: usize) {
+        let is_done = |one: &QueuePair| one.queue != queue || one.freed == one.posted;
+        if self.live.iter().all(|one| is_done(&self.qps[*one])) {
+            self.idle_queue_fails[self.queues[queue].device / DEVICES] = false;
+            self.fail_queue(qp);
         }
     }
 

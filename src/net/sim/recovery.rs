@@ -503,6 +503,10 @@ impl World {
                     .into_iter()
                     .for_each(|qp| device::with(|fabric| fabric.fail_queue(qp)));
             }
+            Fault::IdleQueueFails(end) => {
+                self.laws.may_lie |= end == End::Receiver;
+                device::with(|fabric| fabric.fail_next_idle_queue(end as usize));
+            }
             Fault::PollFails(end, index, loses) => {
                 self.laws.may_lie |= end == End::Receiver && loses;
                 nth(end, index)

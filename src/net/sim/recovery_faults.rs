@@ -27,6 +27,9 @@ pub(super) enum Fault {
     QpFails(End, usize),
     /// The completion queue of a queue pair reports nothing more.
     QueueFails(End, usize),
+    /// The same of the next queue over which all that was sent is complete, as after the test of
+    /// new queue pairs.
+    IdleQueueFails(End),
     /// The next poll of the completion queue of a queue pair fails, and may lose a completion.
     PollFails(End, usize, bool),
     /// No acknowledgement reaches a queue pair any more.
@@ -197,6 +200,14 @@ impl Plan {
             (When::Step(random.below(last)), fault)
         });
         Self::of(faults.collect())
+    }
+
+    /// Queues fail during recoveries, also after the test of new queue pairs on one rail.
+    pub(super) fn tested_queues_fail(random: &mut Random, _: &plan::Plan) -> Self {
+        let first = (When::Step(random.below(100)), Fault::Stalled(end(random)));
+        let others =
+            (0..6).map(|_| (When::Command(random.below(200)), Fault::IdleQueueFails(end(random))));
+        Self::of(std::iter::once(first).chain(others).collect())
     }
 
     /// The receiver's devices lose data that they have acknowledged, and fail then.
