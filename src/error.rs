@@ -46,6 +46,8 @@ pub struct Detail {
     pub is_recoverable: bool,
     /// Whether a completion may have been lost.
     pub loses_completion: bool,
+    /// Whether the peer seems to have broken the protocol.
+    pub is_violation: bool,
     /// The rail of the connection that it concerns, if any.
     pub rail: Option<u8>,
 }
@@ -64,6 +66,7 @@ impl Error {
             is_logged: false,
             is_recoverable: false,
             loses_completion: false,
+            is_violation: false,
             rail: None,
         }))
     }
@@ -154,6 +157,18 @@ impl Error {
         self
     }
 
+    /// The error of the `poll` before it if this is a violation: with a lost completion the peer
+    /// seems to break the protocol.
+    #[must_use]
+    pub fn after_poll(self, poll: Option<&Self>) -> Self {
+        match poll {
+            Some(poll) if self.is_violation => {
+                poll.clone().context("a received message is lost with a completion")
+            }
+            _ => self,
+        }
+    }
+
     /// The whole text.
     pub fn text(&self) -> String {
         self.to_string()
@@ -182,7 +197,9 @@ impl std::error::Error for Error {}
 impl From<Violation> for Error {
     #[cold]
     fn from(violation: Violation) -> Self {
-        Self::remote(format!("the peer broke the protocol: {violation}"))
+        let mut error = Self::remote(format!("the peer broke the protocol: {violation}"));
+        error.0.is_violation = true;
+        error
     }
 }
 
@@ -219,6 +236,22 @@ mod tests {
             Error::remote("the peer has gone").context("later").text(),
             "the peer has gone; later"
         );
+    }
+
+    #[test]
+    fn after_a_poll_that_has_failed_only_a_violation_is_its_consequence() {
+        let poll = Error::os("ibv_poll_cq(x)", libc::EIO);
+        let parsed = || crate::proto::handshake::Hello::parse(&[]);
+        let violation = || Error::from(parsed().expect_err("no bytes"));
+        let said = violation().after_poll(Some(&poll)).text();
+        assert!(
+            said.starts_with("ibv_poll_cq(x) failed: ")
+                && said.ends_with(" is lost with a completion"),
+            "{said}"
+        );
+        assert_eq!(violation().after_poll(None), violation());
+        let memory = || Error::remote("local protection error");
+        assert_eq!(memory().after_poll(Some(&poll)), memory());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
 use super::exclusive_cell::{Begun, ExclusiveCell, First};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
-use crate::error::{Class, Error, Result};
+use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -378,7 +378,7 @@ impl End for RecvComm {
             path.poll_error = path.poll_error.take().or_else(|| drained.poll_error.clone());
             drained.arrivals.iter().try_for_each(|(qp, imm)| {
                 let handled = path.flow.handle_immediate(*qp, Imm::from_bits(*imm));
-                handled.map_err(|violation| path.cause_of(violation.into()))
+                handled.map_err(|e| Error::from(e).after_poll(path.poll_error.as_ref()))
             })
         })
     }
@@ -861,18 +861,8 @@ impl RecvPath {
                 .report(&error.text(), lagging)
                 .map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
-        Err(self.sticky_error.fail(&self.peer, self.cause_of(error)))
-    }
-
-    /// The cause of `error`. After a lost completion the peer seems to break the protocol.
-    #[cold]
-    fn cause_of(&self, error: Error) -> Error {
-        match &self.poll_error {
-            Some(cause) if error.class == Class::Remote && !error.is_recoverable => {
-                cause.clone().context("a received message is lost with a completion")
-            }
-            _ => error,
-        }
+        let error = error.after_poll(self.poll_error.as_ref());
+        Err(self.sticky_error.fail(&self.peer, error))
     }
 
     /// Handles many unsuccessful tests. Missing messages may be the sender's doing, but the
