@@ -8,6 +8,7 @@ use common::bench::{Bench, SIZES};
 use common::process::{alone, pair};
 use common::setting::{default_nccl, mount_namespaces, setting, stock_nccl};
 use lab::error::Result;
+use lab::measure::metric::Metric;
 use lab::nccl::debug_log;
 use lab::nccl::library::{Source, profiler_events};
 use lab::pair::PairPermit;
@@ -344,9 +345,9 @@ fn the_comparison_is_valid_and_its_data_right() {
     require!(default_nccl());
     let report = Scratch::new();
     let mut command = Command::new(require!(built("bin/ferrite")));
-    let short = ["compare", "--seconds", "4", "--sizes", "8,1M", "--connections", "8", "--report"];
+    let short = ["compare", "--seconds", "6", "--sizes", "8,1M", "--connections", "8", "--report"];
     let printed = program::run(command.args(short).arg(report.path()));
-    // Four seconds tell nothing of the times, and say so.
+    // Six seconds tell nothing of the times, and say so.
     assert_eq!(printed.status.code(), Some(3), "{printed}");
     assert!(printed.stdout.contains("messages right; "), "{printed}");
     for file in ["report.html", "report.md", "report.svg"] {
@@ -354,6 +355,8 @@ fn the_comparison_is_valid_and_its_data_right() {
     }
     let raw = std::fs::read(report.join("raw.json")).expect("it was written");
     let record: Record = serde_json::from_slice(&raw).expect("it is a record");
+    let is_set_up = record.rows.iter().any(|row| row.key.metric == Metric::SetupMany);
+    assert!(is_set_up, "{printed}");
     let names: Vec<&str> = record.sides.iter().map(|side| side.identity.name.as_str()).collect();
     assert_eq!(names, ["IB", "Ferrite"]);
     let device = std::fs::canonicalize(dist().join("softrnic")).expect("it is there");

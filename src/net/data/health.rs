@@ -13,10 +13,13 @@ use crate::verbs::clock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Unsuccessful tests between two readings of the clock, at most: the range of a `u8`.
-const LOOK_EVERY: u32 = 1 << u8::BITS;
-/// If fewer tests come in this time, the clock is read more often.
+/// Unsuccessful tests between two readings of the clock, at most.
+const LOOK_EVERY: u32 = 256;
+/// Where fewer tests than that come in this time, the clock is read more often.
 const LOOK_WITHIN: Duration = Duration::from_millis(8);
+/// An acknowledgement may take this many times the time from one test to the next: a thread that
+/// has many connections tests each rarely, and they share their rails.
+const PAUSES: u32 = 64;
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times its time at the rails' nominal speed.
@@ -40,15 +43,16 @@ const MAX_FACTOR: u32 = 8;
 /// Each minute without a suspicion halves it.
 #[derive(Debug)]
 pub struct Stall {
-    /// Unsuccessful tests, modulo 256, from `first` on. At 0, the clock is read.
-    tests: u8,
-    first: u8,
-    /// Those before `first`, modulo 2^32.
-    earlier: u32,
-    /// Tests from one reading of the clock to the next, at most [`LOOK_EVERY`].
+    /// Unsuccessful tests until the clock is read.
+    left: u32,
+    /// Those from one reading of the clock to the next, at most [`LOOK_EVERY`].
     every: u32,
-    /// When the clock was last read.
-    looked: Instant,
+    /// How many there were when `left` was last `every`, modulo 2^32.
+    earlier: u32,
+    /// When the clock was last read, and how many there were then.
+    looked: (Instant, u32),
+    /// The time from one test to the next; zero if unknown.
+    apart: Duration,
     oldest: Option<(u32, Instant)>,
     /// Time without an acknowledgement after which a path is suspected; zero disables this.
     limit: Duration,
@@ -65,11 +69,11 @@ impl Stall {
     pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
         let (limit, now) = (Duration::from_millis(limit_ms), clock::now());
         Self {
-            tests: 0,
-            first: 0,
-            earlier: 0,
+            left: LOOK_EVERY,
             every: LOOK_EVERY,
-            looked: now,
+            earlier: 0,
+            looked: (now, 0),
+            apart: Duration::ZERO,
             oldest: None,
             limit,
             round_trip,
@@ -81,44 +85,45 @@ impl Stall {
     /// Call after each unsuccessful test. Returns whether [`Self::check`] is due.
     #[inline(always)]
     pub fn is_due(&mut self) -> bool {
-        self.tests = self.tests.wrapping_add(1);
-        let is_due = self.tests == 0;
+        self.left -= 1;
+        let is_due = self.left == 0;
         if is_due {
             self.count_look();
         }
         is_due
     }
 
-    /// The last result of [`Self::is_due`], until the clock is read.
+    /// The last result of [`Self::is_due`].
     pub fn was_due(&self) -> bool {
-        self.tests == 0
+        self.left == self.every
     }
 
     #[cold]
     #[inline(never)]
     fn count_look(&mut self) {
-        self.earlier = self.earlier.wrapping_add(LOOK_EVERY - u32::from(self.first));
-        self.first = 0;
+        self.earlier = self.earlier.wrapping_add(self.every);
+        self.left = self.every;
     }
 
-    /// The clock is read at `now`. If tests are rare, as in a thread with a thousand connections,
-    /// fewer pass until it is read again.
+    /// The clock is read at `now`. If tests are rare, fewer pass until it is read again.
     fn set_pace(&mut self, now: Instant) {
-        let since = now.saturating_duration_since(self.looked);
+        let (then, before) = self.looked;
+        let (since, tests) = (now.saturating_duration_since(then), self.tests());
+        if let Some(apart) = since.checked_div(tests.wrapping_sub(before)) {
+            self.apart = apart;
+        }
         if since > LOOK_WITHIN {
             let fitting = LOOK_WITHIN.as_nanos() * u128::from(self.every) / since.as_nanos();
             self.every = (fitting as u32).max(1);
         } else if since < LOOK_WITHIN / 4 {
             self.every = (2 * self.every).min(LOOK_EVERY);
         }
-        self.earlier = self.tests();
-        self.first = (LOOK_EVERY - self.every) as u8;
-        (self.tests, self.looked) = (self.first, now);
+        (self.earlier, self.left, self.looked) = (tests, self.every, (now, tests));
     }
 
     /// How often [`Self::is_due`] was called, modulo 2^32.
     pub fn tests(&self) -> u32 {
-        self.earlier.wrapping_add(self.tests.wrapping_sub(self.first).into())
+        self.earlier.wrapping_add(self.every - self.left)
     }
 
     /// Message `oldest` is the oldest one in flight at `now`. Returns its age if that is
@@ -167,7 +172,7 @@ impl Stall {
     }
 
     fn patience(&self) -> Duration {
-        self.limit + ROUND_TRIPS * self.round_trip
+        self.limit + ROUND_TRIPS * self.round_trip + PAUSES * self.apart
     }
 
     /// Restarts for new queue pairs, whose test measured this `round_trip`.
@@ -411,14 +416,22 @@ mod tests {
         #[test]
         fn a_stall_is_found_in_time_however_rare_the_tests_are() {
             for apart in [MS / 10_000, MS / 100, MS, 5 * MS, 20 * MS] {
-                let (begin, mut stall) = (Instant::now(), Stall::new(100, Duration::ZERO));
-                // It takes some tests to know how rare they are.
-                assert!(is_suspected(&mut stall, begin, apart, MS * 100 + 400 * apart));
-                let begin = stall.looked;
-                stall.factor = 1;
-                let looks = 3 * LOOK_WITHIN + 2 * apart;
-                assert!(is_suspected(&mut stall, begin, apart, 100 * MS + looks), "{apart:?}");
+                let mut stall = Stall::new(100, Duration::ZERO);
+                let mut begin = Instant::now();
+                // The first time, it is not yet known how rare the tests are.
+                for most in [3 * LOOK_EVERY, PAUSES + 3] {
+                    let within = 100 * MS + most * apart + 2 * LOOK_WITHIN;
+                    assert!(is_suspected(&mut stall, begin, apart, within), "{apart:?} {most}");
+                    (begin, stall.factor) = (stall.looked.0, 1);
+                }
             }
+        }
+
+        #[test]
+        fn rare_tests_make_a_connection_patient() {
+            let mut stall = Stall::new(100, Duration::ZERO);
+            let within = 100 * MS + (PAUSES - 1) * MS;
+            assert!(!is_suspected(&mut stall, Instant::now(), MS, within));
         }
 
         #[test]
