@@ -205,7 +205,7 @@ pub(super) unsafe fn test(
     let Some(found) = (unsafe { Request::find(request) }) else {
         return fail_without_request(request);
     };
-    // SAFETY: its own function.
+    // SAFETY: its own function, which `handles::mark` has stored.
     unsafe { found.test()(request, Answer { done, sizes }) }
 }
 

@@ -1,4 +1,5 @@
 //! ncclNet version 12 (NCCL 2.30): devices of up to eight ports; each reports its rail and plane.
+//! [`process`] has the list of versions.
 
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, MEMORY};

@@ -1,5 +1,5 @@
 //! Ends with something outstanding whose counters stand still. Sampled times do not show them; a
-//! watcher looks every second.
+//! watcher looks every second. They recover nothing: [`crate::net::data::health::Stall`] does that.
 
 use super::file::{Words, add};
 use super::layout::{OPEN, record};

@@ -26,7 +26,8 @@ fn checksum(frame: &[u8]) -> u16 {
     (hash >> 16) as u16 ^ hash as u16
 }
 
-/// The kind of a frame.
+/// The kind of a frame. Its number on the wire is its place here: new kinds go to the end, and raise
+/// [`super::PROTOCOL_VERSION`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Sender to receiver, first: identity and offer.
@@ -376,7 +377,15 @@ mod tests {
         assert_eq!(checksum(&[0; 32]), 0x5dab);
         let frame = Frame { kind: Kind::Hello, secret: [7; 16], body: b"abc".to_vec() }.emit();
         assert_eq!(frame[CHECKSUM], 0xb049_u16.to_le_bytes());
-        assert_eq!(frame[10..12], [1, 0], "kinds are numbered from 1 on");
+        assert_eq!(frame[10..12], [1, 0]);
+    }
+
+    #[test]
+    fn kinds_have_the_numbers_of_every_release() {
+        let numbers = Kind::ALL.map(Kind::to_bits);
+        assert_eq!(numbers, std::array::from_fn(|place| place as u16 + 1));
+        let some = [Kind::Hello, Kind::Goodbye, Kind::Halt, Kind::MissingList, Kind::Redial];
+        assert_eq!(some.map(Kind::to_bits), [1, 5, 7, 14, 17]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Completion queues.
+//! Completion queues: made and destroyed. They are polled in [`super::work`].
 
 use super::context::Context;
 use super::cq_ex::{self, ExtendedQueue};

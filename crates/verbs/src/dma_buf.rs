@@ -1,4 +1,4 @@
-//! Descriptors of dma-bufs.
+//! Descriptors of dma-bufs. [`super::memory`] registers them.
 
 use crate::error::{Error, Result, errno};
 use rustix::process::{Resource, getrlimit};

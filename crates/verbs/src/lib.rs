@@ -18,7 +18,7 @@
 //! | [`status`], [`error`] | why a work request or a call failed |
 //! | [`extended_call`] | functions of a device without symbols in libibverbs |
 //! | [`clock`] | the time |
-//! | [`sys`], `sys_work` | structs and constants of libibverbs |
+//! | [`sys`]; `sys_own` or `sys_package` | structs and constants of libibverbs; ours, or those of the crate rdma-sys |
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the
 //! verbs require.

@@ -1,4 +1,5 @@
 //! Reliable-connected queue pairs. Each state that Ferrite uses is a type: RESET, INIT and RTS.
+//! Work requests are posted in [`super::work`] and [`super::prepared_write`].
 
 #![deny(clippy::disallowed_methods)]
 

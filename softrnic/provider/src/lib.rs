@@ -22,8 +22,8 @@
 //! provider's completion queue. No thread takes part in this. One thread for each open device
 //! translates asynchronous events.
 //!
-//! Another provider needs one more file, which implements [`provider::Provider`], and an entry in
-//! [`PROVIDERS`].
+//! Another provider needs one more file, which implements `provider::Provider`, and an entry in
+//! `PROVIDERS`.
 
 // On other processors the library is empty: it has not been tried there.
 #![cfg(target_arch = "x86_64")]

@@ -66,7 +66,7 @@ pub fn test<T: Tested, O: Outcome>(end: &T, request: &Entry<RequestOf<T>>, done:
     }
 }
 
-/// [`test`], where the fast path continues. The parameters are in the order of its callers,
+/// [`test()`], where the fast path continues. The parameters are in the order of its callers,
 /// so that they stay in their registers.
 #[inline(never)]
 extern "C" fn poll_for<P: Path, O: Outcome>(
@@ -77,7 +77,7 @@ extern "C" fn poll_for<P: Path, O: Outcome>(
     inside.end("test", |path| path.poll_for(&Test { request, done }))
 }
 
-/// [`test`] by the slow path.
+/// [`test()`] by the slow path.
 #[inline(never)]
 extern "C" fn test_in_general<P: Path, O: Outcome>(
     request: &Entry<P::Request>,
@@ -224,7 +224,7 @@ pub trait Path {
         if self.finish(test)? { Ok(()) } else { outcome }
     }
 
-    /// The first step of [`test`]: checks whether the request is complete.
+    /// The first step of [`test()`]: checks whether the request is complete.
     #[inline(always)]
     fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> First {
         match self.finish_fast(test) {
@@ -237,7 +237,7 @@ pub trait Path {
     /// `test` by the slow path: checks whether the request is complete, and polls if not.
     ///
     /// # Errors
-    /// As for [`test`].
+    /// As for [`test()`].
     #[inline(always)]
     fn test_in_general(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
         if self.finish(test)? {

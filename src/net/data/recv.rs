@@ -402,7 +402,7 @@ impl End for RecvComm {
         &self,
         qps: QpSet,
         _weights: RailWeights,
-        _account: Option<&MissingList>,
+        _missing_list: Option<&MissingList>,
     ) -> Result<Option<MissingList>> {
         self.path.visit(|path| {
             let prepared = path

@@ -2,7 +2,8 @@
 
 use crate::net::data::sync::{AtomicU32, Ordering};
 
-/// The state of the peer, and whether a thread holds the state of this end.
+/// The state of the peer, also whether this connection recovers, and whether a thread holds the
+/// state of this end.
 ///
 /// ```text
 /// bit 31      10 9      8      7          0

@@ -1,5 +1,6 @@
 //! The dma-buf that memory was registered through. It is a duplicate of NCCL's descriptor, which
-//! NCCL closes. With it the memory is registered again on a returned or another card.
+//! NCCL closes. With it the memory is registered again ([`crate::verbs::memory`]) on a returned or
+//! another card.
 
 use crate::error::Result;
 use crate::net::control::fork::Unshared;
