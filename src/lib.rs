@@ -100,7 +100,7 @@
 //! | What does the log say of a recovery? | [`net::recovery::conn`]; the error at its end: [`proto::recovery`] |
 //! | What does a waiting end wait for? | [`proto::explain`] |
 //! | How large are queues, and what is sent inline? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`] |
-//! | When are clear-to-sends written, and in which order? | [`proto::cts_window`]; over which rail: [`net::data::cts_sender`] |
+//! | When are clear-to-sends written, and in which order? | `crates/proto/src/cts_window.rs`; over which rail: [`net::data::cts_sender`] |
 //! | How is a message divided over rails? | [`proto::stripe`]; how large the shares are: [`proto::rail_weights`] |
 //! | When is a path suspected, though no device reports an error? | [`net::data::health::Stall`] |
 //! | What may the peer do with memory? | [`verbs::memory`] |

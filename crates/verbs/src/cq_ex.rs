@@ -51,7 +51,7 @@ impl ExtendedQueue {
         self.raw.cast()
     }
 
-    /// Begins to poll. 0: there is a completion, and [`Self::read`] is next; `ENOENT`: there is
+    /// Begins to poll. 0: there is a completion, which is read next; `ENOENT`: there is
     /// none; otherwise the queue has failed.
     ///
     /// # Safety

@@ -288,7 +288,7 @@ pub enum Look {
     Nothing,
     /// At least one completion: [`CompletionQueue::read`] is next.
     Something(Unread),
-    /// The queue has failed: [`CompletionQueue::failure`].
+    /// The queue has failed: [`CompletionQueue::poll_error`].
     Failed,
 }
 

@@ -47,7 +47,7 @@ const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
 /// What [`callback`] returns from now on in this process: the logger of the stock NCCL at `nccl`.
 ///
 /// # Errors
-/// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if
+/// [`Error::Load`] or [`Error::Symbol`] if
 /// that is no library of NCCL.
 pub fn use_stock(nccl: &Path) -> Result<()> {
     let symbol = shared_object::local_symbol(nccl, STOCK_SYMBOL)?;
