@@ -18,11 +18,6 @@ use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicBool;
-
-/// Whether NCCL also sets up communicators over the network (`NCCL_OOB_NET_ENABLE`). Then only
-/// messages of operations have a profiler's handle, which shows that their tags are ranks.
-pub(super) static CONNECTS_EARLY: AtomicBool = AtomicBool::new(false);
 
 /// A message of a communicator has a profiler's handle.
 ///

@@ -1,7 +1,6 @@
 //! Objects that exist once per process: the logger, the network, and the devices of each table.
 //! NCCL's `init` creates them.
 
-use super::datapath;
 use super::devices::Devices;
 use super::env_plugin::Settings;
 use super::nccl::ncclResult_t;
@@ -17,6 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The plugin's name, for `NCCL_NET=Ferrite`.
 pub const NAME: &CStr = c"Ferrite";
+
+/// Whether NCCL also sets up communicators over the network (`NCCL_OOB_NET_ENABLE`). Then only
+/// messages of operations have a profiler's handle, which shows that their tags are ranks.
+pub static NCCL_CONNECTS_OVER_NET: AtomicBool = AtomicBool::new(false);
 
 /// The interface versions with tables.
 const VERSIONS: RangeInclusive<u32> = 8..=12;
@@ -133,7 +136,7 @@ impl Process {
         logger::install(log_function);
         let process = PROCESS.get_or_try_init(|| Self::new(release_of(log_function)))?;
         if process.network.connects_early() {
-            datapath::CONNECTS_EARLY.store(true, Ordering::Relaxed);
+            NCCL_CONNECTS_OVER_NET.store(true, Ordering::Relaxed);
         }
         // Without a device NCCL uses another network.
         let is_taken = !process.network.devices().is_empty();

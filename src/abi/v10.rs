@@ -2,7 +2,7 @@
 //! carry handles for a profiler. `init` gets a function for a profiler, which Ferrite does not call.
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
-use super::datapath::{self, CONNECTS_EARLY, handle_operation};
+use super::datapath::{self, handle_operation};
 use super::layout::{
     CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled,
     Listen, MOST_V9, MakeVDevice, ProfilerCallback, PropertiesV9,
@@ -63,7 +63,7 @@ slots! {
         send_comm: *mut c_void, data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void,
         phandle: *mut c_void, request: *mut *mut c_void,
     ) => {
-        if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandle.is_null() {
+        if process::NCCL_CONNECTS_OVER_NET.load(Ordering::Relaxed) && !phandle.is_null() {
             handle_operation(send_comm);
         }
         datapath::isend(send_comm, data, size, tag, mhandle, request)
@@ -73,7 +73,7 @@ slots! {
         mhandles: *mut *mut c_void, phandles: *mut *mut c_void, request: *mut *mut c_void,
     ) => {
         // There is a handle for each of the n messages.
-        if CONNECTS_EARLY.load(Ordering::Relaxed) && !phandles.is_null() && n > 0 && !(*phandles).is_null() {
+        if process::NCCL_CONNECTS_OVER_NET.load(Ordering::Relaxed) && !phandles.is_null() && n > 0 && !(*phandles).is_null() {
             handle_operation(recv_comm);
         }
         datapath::irecv(recv_comm, n, data, sizes, tags, mhandles, request)

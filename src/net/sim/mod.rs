@@ -261,7 +261,12 @@ fn polls_that_lose_what_has_arrived_end_the_connection_with_an_error_that_says_s
         (runs, named) = (runs + 1, named + u32::from(outcome.failures.iter().flatten().any(names)));
     });
     println!("{named} of {runs} runs have ended so");
-    assert!(runs < 100 || named > 0, "{runs} runs");
+    assert!(!is_sample(runs) || named > 0, "{runs} runs");
+}
+
+/// Whether the seeds are those of each test run, or so many that a sum over them says something.
+fn is_sample(runs: u32) -> bool {
+    runs >= 10_000 || runs >= 100 && std::env::var_os("FERRITE_SIM_SEED").is_none()
 }
 
 /// Otherwise a failure could not be looked at again.
@@ -339,7 +344,7 @@ fn requests_for_other_paths_while_control_connection_and_rails_come_and_go_end_w
         assert!(outcome.is_all_delivered, "{outcome:?}");
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
     });
-    assert!(runs == 1 || recoveries > runs, "{runs} runs: {recoveries} recoveries");
+    assert!(!is_sample(runs) || recoveries > runs, "{runs} runs: {recoveries} recoveries");
 }
 
 /// The control connection carries nothing: the queue pairs in use are not given up for better ones.
