@@ -7,8 +7,8 @@ use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use testkit::port::RefusingPort;
+use std::net::{SocketAddr, TcpStream};
+use testkit::port::OwnPort;
 
 /// Connects to the listener of `handle`, which is none, until that fails.
 fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> Result<Error> {
@@ -24,9 +24,10 @@ fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> R
 
 /// What `connect` says to a listener that is played by `play`.
 fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) -> Result<Error> {
-    let transport = plugin_transport()?;
-    let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    let to = Address::without_gids(socket.local_addr().expect("an address"), [5; 16]);
+    // Held to the end: a next attempt must not find the listener of another process.
+    let (transport, port) = (plugin_transport()?, OwnPort::new());
+    let socket = port.listen();
+    let to = Address::without_gids(port.address(), [5; 16]);
     let mut handle = Handle(to.emit());
     std::thread::scope(|scope| {
         scope.spawn(move || play(socket.accept().expect("a client").0, to));
@@ -77,7 +78,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         let last = lab::nccl::debug_log::lines().split_off(before);
         assert!(last.iter().any(|line| line.contains("closed the connection")), "{last:#?}");
         // One whose port nobody has is not waited for.
-        let port = RefusingPort::new();
+        let port = OwnPort::new();
         let to = Address::without_gids(port.address(), [5; 16]);
         let (transport, mut handle) = (plugin_transport()?, Handle(to.emit()));
         let error = error_of(worker, &transport, &mut handle)?;

@@ -1,4 +1,4 @@
-//! TCP ports on the loopback interface: one that is listened at, and one that refuses.
+//! TCP ports on the loopback interface: one that is listened at, and one that is held.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -12,24 +12,35 @@ pub fn listener() -> TcpListener {
     listener
 }
 
-/// A port of 127.0.0.1 that refuses connections and that nobody can take as long as this is there.
+/// A port of 127.0.0.1 that nobody else can take as long as this is there. It refuses connections
+/// while nobody listens at it.
 #[derive(Debug)]
-pub struct RefusingPort {
+pub struct OwnPort {
     _bound: OwnedFd,
     address: SocketAddr,
 }
 
-impl RefusingPort {
+impl OwnPort {
     /// Takes a free one: bound, but not listened at.
     #[must_use]
     pub fn new() -> Self {
         let size = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-        // SAFETY: all zeros is a valid address of IPv4, and both calls get one and its size; the
-        // descriptor is new and ours.
+        // SAFETY: all zeros is a valid address of IPv4, and each call gets a value and its size;
+        // the descriptor is new and ours.
         let (bound, port) = unsafe {
             let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
             assert!(socket >= 0, "{}", io::Error::last_os_error());
             let bound = OwnedFd::from_raw_fd(socket);
+            // A listener can have the port too, if it names it.
+            let (reuse, length): (libc::c_int, _) = (1, size_of::<libc::c_int>());
+            let rc = libc::setsockopt(
+                bound.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_REUSEADDR,
+                (&raw const reuse).cast(),
+                length as libc::socklen_t,
+            );
+            assert_eq!(rc, 0, "{}", io::Error::last_os_error());
             let mut address: libc::sockaddr_in = std::mem::zeroed();
             address.sin_family = libc::AF_INET as libc::sa_family_t;
             address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
@@ -49,9 +60,15 @@ impl RefusingPort {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+
+    /// Listens at it, until the listener is dropped. Its `accept` blocks.
+    #[must_use]
+    pub fn listen(&self) -> TcpListener {
+        TcpListener::bind(self.address).expect("the port is ours")
+    }
 }
 
-impl Default for RefusingPort {
+impl Default for OwnPort {
     fn default() -> Self {
         Self::new()
     }

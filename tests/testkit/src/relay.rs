@@ -1,6 +1,6 @@
 //! A TCP relay: passes the bytes of connections on, and can end them.
 
-use crate::port;
+use crate::port::OwnPort;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 pub struct Relay {
     /// `None`: its port refuses.
     listener: Option<TcpListener>,
-    address: SocketAddr,
+    port: OwnPort,
     /// Clients whose way on has ended, and who do not know.
     pub cut_off: Vec<TcpStream>,
     to: SocketAddr,
@@ -29,25 +29,24 @@ impl Relay {
     /// A relay to the listener at `to`.
     #[must_use]
     pub fn new(to: SocketAddr) -> Self {
-        let listener = port::listener();
-        let address = listener.local_addr().expect("it is bound");
-        let (connections, cut_off) = (Vec::new(), Vec::new());
-        Self {
-            listener: Some(listener),
-            address,
-            cut_off,
+        let mut relay = Self {
+            listener: None,
+            port: OwnPort::new(),
+            cut_off: Vec::new(),
             to,
-            connections,
+            connections: Vec::new(),
             clients: 0,
             turned_away: 0,
             passed: 0,
-        }
+        };
+        relay.listen_again();
+        relay
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     /// From now on its port refuses.
@@ -57,7 +56,7 @@ impl Relay {
 
     /// It listens again where it did.
     pub fn listen_again(&mut self) {
-        let listener = TcpListener::bind(self.address).expect("the port is free");
+        let listener = self.port.listen();
         listener.set_nonblocking(true).expect("a socket can be made non-blocking");
         self.listener = Some(listener);
     }
@@ -148,6 +147,7 @@ fn copy(from: &mut TcpStream, to: &mut TcpStream, passed: &mut usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port;
     use crate::wait::wait_until;
 
     /// A connection through a relay: the relay, the caller's end and the listener's.

@@ -767,7 +767,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let place = listener.local_addr().expect("its address");
         assert_eq!(reached(place).verdict, Verdict::Ok);
-        let refusing = testkit::port::RefusingPort::new();
+        let refusing = testkit::port::OwnPort::new();
         assert_eq!(reached(refusing.address()).verdict, Verdict::Fail);
     }
 
