@@ -364,9 +364,9 @@ class Comparison:
             variables = tuple(one for one in self.sides[1].variables if one[0] != "NCCL_NET")
             networks = [side.network for side in sides]
         setup = replace(self.setup, task={**self.setup.task, "networks": networks, "seed": number})
-        # Chosen right before it is used: a port that is free now need not be when the next run begins.
-        port = self.placements[0].port or launch.free_ports(1)[0]
-        raw = run_side(setup, Side(name, "", variables), [one.at_port(port) for one in self.placements], name)
+        with launch.own_ports(1) as own:
+            port = self.placements[0].port or own
+            raw = run_side(setup, Side(name, "", variables), [one.at_port(port) for one in self.placements], name)
         if raw is None:
             return []
         return [Run.from_json(raw, place, side.network, name) for place, side in enumerate(sides)]

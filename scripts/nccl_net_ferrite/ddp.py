@@ -231,7 +231,7 @@ def compare(options: argparse.Namespace) -> int:
     files.check_writable(options.out)
     setup = setup_of(options)
     placements = launch.placements_here(options.ranks, launch.gpus_seen_by_torch())
-    runs = [run_one(setup, side, placements, port) for side, port in zip(sides, launch.free_ports(len(sides)))]
+    runs = [run_one(setup, side, placements) for side in sides]
     about = About(
         command=" ".join(sys.argv),
         plugin=files.library(options.plugin),
@@ -248,8 +248,9 @@ def compare(options: argparse.Namespace) -> int:
     return exit_codes.GOOD if verdict.is_good else exit_codes.WRONG
 
 
-def run_one(setup: Setup, side: Side, placements: list[launch.Placement], port: int) -> Run:
-    raw = run_side(setup, side, [one.at_port(port) for one in placements], side.name)
+def run_one(setup: Setup, side: Side, placements: list[launch.Placement]) -> Run:
+    with launch.own_ports(1) as port:
+        raw = run_side(setup, side, [one.at_port(port) for one in placements], side.name)
     if raw is None:
         raise Invalid("rank 0 is on another machine")
     run = Run.from_json(raw, side)

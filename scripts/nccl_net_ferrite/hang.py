@@ -173,8 +173,9 @@ def check(chosen: argparse.Namespace) -> int:
         raise Invalid(f"--culprit {culprit}: there are ranks 0 to {len(placements) - 1}")
     found: list[Found] = []
     versions: dict[str, str] = {}
-    for case, port in zip(wanted, launch.free_ports(len(wanted))):
-        one, versions = run_case(chosen, case, culprit, [place.at_port(port) for place in placements])
+    for case in wanted:
+        with launch.own_ports(1) as port:
+            one, versions = run_case(chosen, case, culprit, [place.at_port(port) for place in placements])
         found.append(one)
         print(f"{one.case}: {'right' if one.is_good() else '; '.join(one.wrong)}", flush=True)
     bad = [one.case for one in found if not one.is_good()]

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -213,15 +214,25 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on at this moment."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+@contextmanager
+def own_ports(count: int) -> Iterator[int]:
+    """The first of `count` TCP ports in a row, which nobody else gets meanwhile. A process that names one can listen there."""
+    while True:
+        with ExitStack() as held:
+            first = 0
+            try:
+                for number in range(count):
+                    one = held.enter_context(socket.socket())
+                    one.bind(("127.0.0.1", first + number))
+                    first = first or one.getsockname()[1]
+                    # Not before: then the port might be another process's in the same way.
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            except (OSError, OverflowError):
+                if not first:
+                    raise
+                continue
+            yield first
+            return
 
 
 # -- processes of one run, one for each rank on this machine: started together, watched, and ended with all that they started --

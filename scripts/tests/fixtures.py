@@ -1,5 +1,6 @@
 """What the tests share: where the scripts are, environments without anything of the caller's, a library that stands in for NCCL."""
 
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from nccl_net_ferrite import elf, repository
+from nccl_net_ferrite import elf, launch, repository
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent
@@ -51,6 +52,13 @@ class WithFakeNccl(InFolder):
         cls.library = Path(built.name) / "libnccl.so.2"
         command: list[str | Path] = ["cc", "-O1", "-shared", "-fPIC", "-pthread", "-o", cls.library, HERE / "fake_nccl.c"]
         subprocess.run(command, check=True)
+
+
+def own_ports(test: unittest.TestCase, count: int) -> int:
+    """The first of as many TCP ports in a row, which nobody else gets before the end of the test."""
+    held = contextlib.ExitStack()
+    test.addCleanup(held.close)
+    return held.enter_context(launch.own_ports(count))
 
 
 def library_of(machine: int, *texts: bytes) -> bytes:

@@ -238,14 +238,14 @@ class Beforehand(WithFakeRanks):
 
     def test_a_rank_0_that_does_not_come(self) -> None:
         self.replace(launch, "MET_S", 0.1)
-        [port] = launch.free_ports(1)
+        port = fixtures.own_ports(self, 2)
         said = self.refused(**torchrun(1, 2), MASTER_PORT=str(port - 1))
         self.assertIn(f"the ranks do not meet at port {port} of 127.0.0.1: rank 0 does not answer", said)
         self.assertIn(f"open TCP ports {port} and {port + 1} there", said)
 
     def test_another_rank_that_does_not_come(self) -> None:
         self.replace(launch, "MET_S", 0.1)
-        [port] = launch.free_ports(1)
+        port = fixtures.own_ports(self, 2)
         self.assertIn(f"1 of 2 ranks have come to port {port}", self.refused(**torchrun(0, 2), MASTER_PORT=str(port - 1)))
 
     def test_a_host_of_rank_0_that_has_no_address(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import random
 import shutil
 import socket
 import subprocess
@@ -15,22 +14,6 @@ from nccl_net_ferrite import exit_codes, launch
 from nccl_net_ferrite.rendezvous import Rendezvous, receive
 
 from . import fixtures
-
-
-def ports_in_a_row(count: int) -> int:
-    """The first of them; nobody has any of them at this moment, and as a rule no system gives them to who asks for any port."""
-    while True:
-        first = random.randrange(10_000, 30_000)
-        held = []
-        try:
-            held = [socket.create_server(("127.0.0.1", first + number)) for number in range(count)]
-            return first
-        except OSError:
-            pass
-        finally:
-            for one in held:
-                one.close()
-
 
 # Of the communicators of a block.
 NETWORKS = ("IB", "Ferrite", "Ferrite", "IB")
@@ -134,7 +117,7 @@ class Timing(fixtures.WithFakeNccl):
             "--softrnic",
             self.out,
         ]
-        port = str(ports_in_a_row(3))
+        port = str(fixtures.own_ports(self, 3))
         ranks = [
             subprocess.Popen(
                 command,
@@ -198,7 +181,7 @@ class Timing(fixtures.WithFakeNccl):
 
 class Exchange(unittest.TestCase):
     def test_all_hear_all(self) -> None:
-        [port] = launch.free_ports(1)
+        port = fixtures.own_ports(self, 1)
         heard = {}
 
         def rank(number: int) -> None:
@@ -215,7 +198,7 @@ class Exchange(unittest.TestCase):
         self.assertEqual(len(heard[0][1][2]["long"]), 200_000)
 
     def test_strangers_are_no_ranks(self) -> None:
-        [port] = launch.free_ports(1)
+        port = fixtures.own_ports(self, 1)
         found = []
         first = threading.Thread(target=lambda: found.append(Rendezvous(0, 2, "127.0.0.1", port, 30).gather(0)))
         first.start()
@@ -229,6 +212,12 @@ class Exchange(unittest.TestCase):
         Rendezvous(1, 2, "127.0.0.1", port, 30).gather(10)
         first.join()
         self.assertEqual(found, [[0, 10]])
+
+    def test_held_ports_are_for_who_names_them(self) -> None:
+        with launch.own_ports(2) as first, socket.socket() as other:
+            self.assertRaises(OSError, other.bind, ("127.0.0.1", first + 1))
+            with socket.create_server(("", first)):
+                socket.create_connection(("127.0.0.1", first)).close()
 
     def test_a_rank_that_goes_is_missed(self) -> None:
         one, other = socket.socketpair()

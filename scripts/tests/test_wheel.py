@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import packages
-from nccl_net_ferrite import exit_codes, launch
+from nccl_net_ferrite import exit_codes
 from nccl_net_ferrite.files import read_json
 
 from . import fixtures
@@ -62,7 +62,7 @@ class Installed(fixtures.WithFakeNccl):
         self.assertIn("NCCL 2.21.5", (self.out / "there/report.md").read_text())
 
     def test_compare_of_two_hosts_under_a_launcher(self) -> None:
-        [port] = launch.free_ports(1)
+        port = fixtures.own_ports(self, 1)
         # It serves two above this one.
         launcher = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 2)}
         host, server = (self.start("compare", "--job", *SHORT, **launcher, RANK=rank) for rank in "10")
