@@ -9,12 +9,14 @@ fn is_remote(error: &Error) -> bool {
     matches!(error, Error::Call { code: abi::ncclRemoteError, .. })
 }
 
-/// Messages until rank 1, a child process, is killed after `time`; rank 0 gets an error.
+/// Messages until rank 1, a child process, is killed `time` after both ends have connected; rank 0
+/// gets an error.
 fn a_peer_dies(rules: &str, time: Duration) -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         if worker.rank() == 1 {
             in_child_that_dies(|| {
                 let Ok(mut stream) = Stream::open(worker, SHORT) else { return };
+                let Ok(()) = worker.barrier() else { return };
                 let killer = move || {
                     std::thread::sleep(time);
                     die();
@@ -26,6 +28,7 @@ fn a_peer_dies(rules: &str, time: Duration) -> Result<()> {
             return worker.barrier();
         }
         let mut stream = Stream::open(worker, SHORT)?;
+        worker.barrier()?;
         let error = stream.exchange(worker, usize::MAX).expect_err("the peer has died");
         assert!(is_remote(&error), "{error}");
         assert!(said(&["has died"]), "{}", log());
@@ -56,6 +59,7 @@ fn a_peer_gives_up(fabric: Fabric, rules: &str, times: &[u64]) -> Result<()> {
         for time in times {
             worker.begin(format!("to give up after {time} ms"))?;
             let mut stream = Stream::open(worker, SHORT)?;
+            worker.barrier()?;
             if worker.rank() == 1 {
                 stream.exchange_for(worker, Duration::from_millis(*time))?;
                 stream.close_at_once()?;
