@@ -8,6 +8,7 @@ use crate::common::setting::mount_namespaces;
 use lab::pair::PairPermit;
 use std::process::Command;
 use testkit::dist::{built, softrnic_program};
+use testkit::wait::LIMIT;
 
 fn names(transport: &Transport) -> Result<Vec<String>> {
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
@@ -237,10 +238,17 @@ fn a_slow_rail_is_given_fewer_bytes() -> Result<()> {
             worker.barrier()?;
             Ok::<_, Error>((sent("softrnic0/1")? - before.0, sent("softrnic1/1")? - before.1))
         };
-        rounds(worker, 100)?;
-        let (fast, slow) = rounds(worker, 50)?;
-        assert!(slow > 0 && 4 * slow < fast, "{fast} and {slow} bytes");
-        Ok(())
+        // What the wires take is measured: on a busy machine that takes longer.
+        let begun = Instant::now();
+        loop {
+            worker.begin("messages over a slow rail and a fast one")?;
+            let (fast, slow) = rounds(worker, 50)?;
+            let is_right = slow > 0 && 4 * slow < fast;
+            if worker.agree(u64::from(is_right))? == 1 {
+                return Ok(());
+            }
+            assert!(begun.elapsed() < LIMIT, "{fast} and {slow} bytes");
+        }
     })
 }
 
