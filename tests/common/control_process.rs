@@ -10,6 +10,7 @@ use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
+use testkit::port::OwnPort;
 use testkit::wait_until;
 
 pub(crate) const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(30);
@@ -18,6 +19,8 @@ pub(crate) const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Process {
     pub(crate) driver: Arc<ControlDriver>,
     pub(crate) address: SocketAddr,
+    /// Nobody else has it when the driver has closed it.
+    _port: OwnPort,
 }
 
 impl Process {
@@ -27,19 +30,19 @@ impl Process {
 
     pub(crate) fn with_limit(limit: Duration) -> Self {
         let driver = ControlDriver::new(limit, None).expect("descriptors");
-        Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
+        let port = OwnPort::new();
+        Self { driver, address: port.address(), _port: port }
     }
 
     pub(crate) fn listening(tokens: &[Token]) -> Self {
-        let mut process = Self::new();
+        let process = Self::new();
         tokens.iter().for_each(|token| process.listen(*token));
         process
     }
 
-    pub(crate) fn listen(&mut self, token: Token) {
-        let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        self.address =
-            self.driver.listen(&Interface { name: "lo".into(), address }, token).expect("a port");
+    pub(crate) fn listen(&self, token: Token) {
+        let interface = Interface { name: "lo".into(), address: self.address };
+        self.driver.listen(&interface, token).expect("a port");
     }
 
     pub(crate) fn poll(&self) {

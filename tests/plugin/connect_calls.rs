@@ -5,38 +5,20 @@ use crate::common::prelude::*;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle;
 use nccl_net::testing::proto::handle::Handle as Address;
-use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
+use testkit::port::SilentPort;
 
-/// A port that answers nobody: the kernel's queue of its connections is full.
-struct SilentPort {
-    address: SocketAddr,
-    _queue: (Socket, TcpStream),
-}
-
-impl SilentPort {
-    fn new() -> Self {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        socket.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).expect("a port");
-        // The queue has one place more than is said here.
-        socket.listen(0).expect("it listens");
-        let address =
-            socket.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
-        let client = TcpStream::connect(address).expect("the only place");
-        Self { address, _queue: (socket, client) }
-    }
-
-    fn handle(&self) -> Handle {
-        Handle(Address::without_gids(self.address, [5; 16]).emit())
-    }
+/// A handle that leads to `port`.
+fn leads_to(port: &SilentPort) -> Handle {
+    Handle(Address::without_gids(port.address(), [5; 16]).emit())
 }
 
 #[test]
 fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> {
     alone(setting(), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
-        assert!(transport.connect(0, &mut port.handle())?.is_none());
+        assert!(transport.connect(0, &mut leads_to(&port))?.is_none());
         assert_eq!(own_queues("queue_pairs").len(), 1);
         Ok(())
     })
@@ -46,12 +28,12 @@ fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> 
 fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails() -> Result<()> {
     alone(talkative(&[("FERRITE_HANG_SECONDS", "1")]), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
-        let mut handle = port.handle();
+        let mut handle = leads_to(&port);
         wait_until("a line", || {
             assert!(transport.connect(0, &mut handle).expect("it is tried").is_none());
             said(&[
                 "WARN",
-                &format!("has been connecting to {}", port.address),
+                &format!("has been connecting to {}", port.address()),
                 "there is no TCP connection",
             ])
         });
@@ -65,7 +47,7 @@ fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails()
 fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<()> {
     alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "2")]), |_| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
-        assert!(transport.connect(0, &mut port.handle())?.is_none());
+        assert!(transport.connect(0, &mut leads_to(&port))?.is_none());
         wait_until("it is given up", || own_queues("queue_pairs").is_empty());
         Ok(())
     })
@@ -76,7 +58,7 @@ fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<(
 fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -> Result<()> {
     alone(setting(), |worker| {
         let (transport, port) = (plugin_transport()?, SilentPort::new());
-        let mut other = port.handle();
+        let mut other = leads_to(&port);
         assert!(transport.connect(0, &mut other)?.is_none());
         let (mut handle, mut listener) = transport.listen(0)?;
         handle::set_cookie(&mut handle.0, handle::cookie(&other.0));

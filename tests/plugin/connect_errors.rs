@@ -6,8 +6,8 @@ use crate::common::prelude::*;
 use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
-use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use testkit::port::OwnPort;
 
 /// Connects to the listener of `handle`, which is none, until that fails.
@@ -35,6 +35,15 @@ fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) 
     })
 }
 
+/// Says `last` on `stream`, and closes it when the other end has read that and has closed it too:
+/// a socket that is closed with something unread is reset, and the reset can overtake `last`.
+fn say_at_last(mut stream: TcpStream, last: &[u8]) {
+    stream.write_all(last).expect("sent");
+    stream.shutdown(Shutdown::Write).expect("it is connected");
+    // It may be reset by the other end.
+    let _ = stream.read_to_end(&mut Vec::new());
+}
+
 #[test]
 fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
     alone(setting_with(&[("FERRITE_HANDSHAKE_TIMEOUT", "2")]), |worker| {
@@ -46,25 +55,21 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert_eq!(code(connect_to(worker, |stream, _| drop(stream))?), remote);
         assert_logged("closed the connection");
         assert_eq!(
-            code(connect_to(worker, |mut stream, _| stream
-                .write_all(b"SSH-2.0-OpenSSH_9.6\r\n")
-                .expect("sent"))?),
+            code(connect_to(worker, |stream, _| say_at_last(stream, b"SSH-2.0-OpenSSH_9.6\r\n"))?),
             remote
         );
         assert_logged("these bytes are not Ferrite's");
-        let old = |mut stream: TcpStream, to: Address| {
+        let old = |stream: TcpStream, to: Address| {
             let mut reply = frame(Kind::Reply, to.token);
             reply[8] = 9;
-            stream.write_all(&reply).expect("sent");
-            std::thread::sleep(Duration::from_millis(100));
+            say_at_last(stream, &reply);
         };
         assert_eq!(code(connect_to(worker, old)?), remote);
         assert_logged(&format!("the peer speaks protocol 9, this Ferrite {PROTOCOL_VERSION}"));
         let refuse = |mut stream: TcpStream, _: Address| {
             let refusal =
                 Frame::text(Kind::Refuse, hello_on(&mut stream).secret, "no more queue pairs here");
-            stream.write_all(&refusal.emit()).expect("sent");
-            std::thread::sleep(Duration::from_millis(100));
+            say_at_last(stream, &refusal.emit());
         };
         assert_eq!(code(connect_to(worker, refuse)?), remote);
         assert_logged("the listener refuses: no more queue pairs here");

@@ -68,7 +68,7 @@ fn unauthenticated_clients_have_a_moment_and_are_not_let_in_without_end() {
 
 #[test]
 fn an_unauthenticated_client_that_drips_has_a_deadline() {
-    let mut process = Process::with_limit(Duration::from_millis(200));
+    let process = Process::with_limit(Duration::from_millis(200));
     process.listen([1; 16]);
     let mut slow = process.client();
     let start = Instant::now();
@@ -118,7 +118,7 @@ fn who_waits_at_the_port_is_reported_that_the_last_listener_has_closed() {
 /// listener's peer.
 #[test]
 fn who_queued_up_while_nobody_listened_is_sent_away() {
-    let (mut process, client) = (Process::listening(&[[1; 16]]), Process::new());
+    let (process, client) = (Process::listening(&[[1; 16]]), Process::new());
     let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));
     let _far = process.fetch([1; 16]);

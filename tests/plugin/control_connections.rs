@@ -144,7 +144,8 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -
         let _first = connect_through(worker, &transport, &mut relay)?;
         let mut handle = through(&relay, &handle);
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
-        drop(relay);
+        relay.close();
+        relay.refuse();
         let mut deadline = worker.deadline("an error");
         while transport.connect(1, &mut handle).is_ok() {
             deadline.idle()?;

@@ -207,7 +207,7 @@ fn a_receiver_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
         assert!(!receiving.test(&mut [0; 2])?);
         worker.barrier()?;
         relay.reset();
-        drop(relay);
+        relay.refuse();
         while receiving.test(&mut [0; 2]).is_ok() {
             deadline.idle()?;
         }

@@ -8,6 +8,7 @@ use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
+use testkit::port::SilentPort;
 
 /// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works
 /// on a busy machine.
@@ -181,19 +182,11 @@ fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
     alone(setting(), |worker| {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
-        // A port whose queue one client fills: the kernel does not answer the next one.
-        let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
-            .expect("a socket");
-        port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
-        port.listen(0).expect("a port");
-        let place =
-            port.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
-        let _first = TcpStream::connect(place).expect("the queue has room for one");
-        assert!(transport.connect(1, &mut leads_to(place, &handle))?.is_none());
+        let silent = SilentPort::new();
+        assert!(transport.connect(1, &mut leads_to(silent.address(), &handle))?.is_none());
         assert_eq!(queue_pairs(), 1, "made, although nobody has answered");
-        drop(port);
-        let closed = place;
-        let mut refused = leads_to(closed, &handle);
+        let refusing = silent.refuse();
+        let mut refused = leads_to(refusing.address(), &handle);
         let mut deadline = worker.deadline("the end of the queue pairs of the second connection");
         loop {
             assert!(transport.connect(1, &mut refused)?.is_none());

@@ -15,7 +15,7 @@
 //! | the commands that the pages show | [`documented`] |
 //! | to be counted as skipped where something is missing | [`skip`] |
 //! | to hold what users see | [`snapshot!`] |
-//! | a folder, a name that nobody else uses, a port that nobody listens at | [`scratch`], [`unique`], [`port`] |
+//! | a folder, a name that nobody else uses, a port that refuses or does not answer | [`scratch`], [`unique`], [`port`] |
 //! | TCP connections that can be cut | [`relay`] |
 //! | proof that code neither allocates nor calls the system | [`no_alloc_no_syscall`] |
 //!

@@ -1,7 +1,7 @@
-//! TCP ports on the loopback interface: one that is listened at, and one that is held.
+//! TCP ports on the loopback interface: listened at, held, and without an answer.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A socket that listens at a free port of 127.0.0.1, and whose `accept` does not block.
@@ -69,6 +69,45 @@ impl OwnPort {
 }
 
 impl Default for OwnPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A port that answers nobody: the kernel's queue of its connections is full.
+#[derive(Debug)]
+pub struct SilentPort {
+    port: OwnPort,
+    _queue: (TcpListener, TcpStream),
+}
+
+impl SilentPort {
+    /// Takes a free one.
+    #[must_use]
+    pub fn new() -> Self {
+        let port = OwnPort::new();
+        let listener = port.listen();
+        // The queue has one place more than is said here. SAFETY: an open socket and a number.
+        let rc = unsafe { libc::listen(listener.as_raw_fd(), 0) };
+        assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+        let client = TcpStream::connect(port.address()).expect("the only place");
+        Self { port, _queue: (listener, client) }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    /// From now on it refuses.
+    #[must_use]
+    pub fn refuse(self) -> OwnPort {
+        self.port
+    }
+}
+
+impl Default for SilentPort {
     fn default() -> Self {
         Self::new()
     }
