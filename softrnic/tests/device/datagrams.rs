@@ -377,6 +377,8 @@ fn killed_senders_harm_nobody() {
         }
         assert_eq!((node.state(), node.has_event()), (RTS, false));
         node.close();
+        // The last process removes the fabric's file: not before the last sender has been killed.
+        socket.barrier();
     });
     let softrnic = Softrnic::new();
     let (receiver, mut to_receiver) = softrnic.start(0, &[]);
@@ -388,6 +390,7 @@ fn killed_senders_harm_nobody() {
         sender.signal(libc::SIGKILL);
         assert!(sender.ended().is_killed_by(libc::SIGKILL));
     }
+    to_receiver.barrier();
     receiver.finish();
     softrnic.assert_clean();
 }
