@@ -4,7 +4,7 @@ use crate::common::prelude::*;
 use crate::rank::{self, HandleBytes, Rank};
 use ferrite::hang::Finding;
 use lab::verbs::Verbs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use testkit::dist::softrnic_library_folder;
 use testkit::softrnic::Softrnic;
 use testkit::{Peer, Process};
@@ -23,6 +23,16 @@ pub(crate) struct Job {
     pub(crate) processes: Vec<Process>,
     peers: Vec<Peer>,
     reports: Scratch,
+    /// The file of their fabric, which processes that are killed leave behind.
+    fabric: PathBuf,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.processes.clear();
+        // The last one may have removed it.
+        let _ = std::fs::remove_file(&self.fabric);
+    }
 }
 
 /// What has to be there.
@@ -96,7 +106,8 @@ impl Job {
         for (number, peer) in peers.iter_mut().enumerate() {
             peer.send(&handles[(number + 1) % handles.len()]);
         }
-        Self { processes, peers, reports }
+        let fabric = Path::new("/dev/shm").join(softrnic.fabric());
+        Self { processes, peers, reports, fabric }
     }
 
     /// Lets a rank that waits for it continue.

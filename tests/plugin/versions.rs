@@ -101,7 +101,7 @@ fn nccl_of_other_versions_passes_errors_on() -> Result<()> {
 /// A connection from device 0 to itself.
 fn connect_within(transport: &Transport) -> Result<(SendComm, RecvComm)> {
     let (mut handle, mut listener) = transport.listen(0)?;
-    let mut deadline = Deadline::new("a connection", Duration::from_secs(20));
+    let mut deadline = Deadline::new("a connection", testkit::wait::LIMIT);
     connect_and_accept(transport, 0, &mut handle, &mut listener, &mut deadline, || ())
 }
 

@@ -56,9 +56,9 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// The usual: pinned, hung after 60 s of silence, `NCCL_NET_PLUGIN=none`.
+    /// The usual: pinned, hung after five minutes of silence, `NCCL_NET_PLUGIN=none`.
     pub fn new(verbs: Verbs) -> Self {
-        let silence = Duration::from_secs(60);
+        let silence = Duration::from_secs(300);
         Self {
             verbs,
             net_plugin: "none".into(),

@@ -4,10 +4,11 @@ use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What no wait of a test takes, however slow the machine: beyond it something hangs. Less than the
-/// 60 s after which `ferrite` gives up a process that is silent, so that a process says itself what
-/// it waits for.
-pub const LIMIT: Duration = Duration::from_secs(40);
+/// What no wait of a test takes, however slow the machine: beyond it something hangs. Longer than
+/// the minute after which a hang report that was not right yet is followed by the next one. Less
+/// than the time after which a process of a pair that is silent is given up, so that a process says
+/// itself what it waits for.
+pub const LIMIT: Duration = Duration::from_secs(150);
 /// A condition is tried again and again without a pause for so long: most come true within
 /// microseconds.
 const BUSY: Duration = Duration::from_millis(2);
