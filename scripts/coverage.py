@@ -20,7 +20,7 @@ PARTS = {
     "softrnic/provider/src": "softrnic beneath drivers",
 }
 # A module that is compiled for tests alone, in this file or in one of its own.
-TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, fuzzing\))\)\]\n(?:#\[.*\]\n)*(?:pub(?:\(\w+\))? )?mod (\w+)( \{|;)", re.MULTILINE)
+TESTS = re.compile(r'^#\[cfg\((?:test|any\(test, feature = "\w+"\))\)\]\n(?:#\[.*\]\n)*(?:pub(?:\(\w+\))? )?mod (\w+)( \{|;)', re.MULTILINE)
 
 
 def of_tests(root: Path) -> dict[Path, int]:

@@ -30,7 +30,7 @@ MOST = 600
 MOST_STATS = 200
 # What libFuzzer has to be told: counters of each branch, and the values that are compared.
 COVERAGE = ("level=4", "inline-8bit-counters", "pc-table", "trace-compares")
-FLAGS = ["--cfg=fuzzing", "-Adead_code", "-Aunused_imports", "-Cpasses=sancov-module"]
+FLAGS = ["--cfg=fuzzing", "-Cpasses=sancov-module"]
 FLAGS += [f"-Cllvm-args=-sanitizer-coverage-{flag}" for flag in COVERAGE] + ["-Cllvm-args=-simplifycfg-branch-fold-threshold=0"]
 
 

@@ -1,7 +1,6 @@
 //! What a fuzzer chooses the input of: schedules of both ends of a connection.
 //!
-//! `scripts/fuzz.py` builds it with `cfg(fuzzing)`; a test runs the inputs that are kept in
-//! `tests/fuzz/corpus`.
+//! `scripts/fuzz.py` chooses them; a test runs the inputs that are kept in `tests/fuzz/corpus`.
 
 use crate::net::sim;
 use crate::proto::random::Random;

@@ -152,7 +152,7 @@
 
 mod abi;
 mod error;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 pub mod fuzz;
 mod host;
 pub mod inspect;

@@ -28,5 +28,5 @@ pub mod peer;
 pub mod qp;
 pub mod recovery;
 pub mod setup;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 pub mod sim;

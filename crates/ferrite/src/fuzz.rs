@@ -2,8 +2,7 @@
 //! the doctors of several hosts say to each other.
 //!
 //! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has
-//! libFuzzer choose the bytes, with `cfg(fuzzing)`; a test runs the inputs that are kept in
-//! `tests/fuzz/corpus`.
+//! libFuzzer choose the bytes; a test runs the inputs that are kept in `tests/fuzz/corpus`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -12,7 +12,7 @@
 
 pub mod cli;
 mod doctor;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod hang;
 mod top;

@@ -222,7 +222,7 @@ impl Assembler {
     }
 
     /// Bytes of incomplete frames.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn pending_bytes(&self) -> usize {
         self.bytes.len()
     }

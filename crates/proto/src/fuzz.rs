@@ -2,8 +2,9 @@
 //! anything, and schedules of the simulator of the control connection.
 //!
 //! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has
-//! libFuzzer choose the bytes, with `cfg(fuzzing)`; a test runs the inputs that are kept in
-//! `tests/fuzz/corpus`.
+//! libFuzzer choose the bytes; a test runs the inputs that are kept in `tests/fuzz/corpus`.
+
+#![allow(clippy::expect_used, clippy::panic)]
 
 use super::control;
 use super::cts::{Cts, CtsWords, SlotIndex};

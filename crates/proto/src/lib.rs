@@ -45,7 +45,7 @@
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)]
 #![cfg_attr(
-    not(any(test, fuzzing)),
+    not(test),
     deny(
         clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::exit,
         clippy::print_stdout, clippy::print_stderr
@@ -63,7 +63,7 @@ pub mod endpoint;
 mod exhaustive;
 pub mod explain;
 pub mod frame;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 pub mod fuzz;
 pub mod handle;
 pub mod handshake;
@@ -73,12 +73,12 @@ pub mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
-#[cfg(any(test, fuzzing, feature = "simulator"))]
+#[cfg(any(test, feature = "simulator"))]
 pub mod random;
 pub mod recovery;
 pub mod recv;
 pub mod requests;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 mod sample;
 pub mod send;
 pub mod shared;

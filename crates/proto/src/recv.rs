@@ -64,7 +64,7 @@ pub struct RecvFlow {
 
 impl RecvFlow {
     /// A flow with nothing posted, of a connection that begins on all of its rails.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn new(striping: Striping) -> Self {
         Self::over(striping, striping.rails())
     }
@@ -91,7 +91,7 @@ impl RecvFlow {
     }
 
     /// [`Self::begin`] for callers that do not need the entry.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(super) fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
@@ -213,7 +213,7 @@ impl RecvFlow {
     }
 
     /// [`Self::take_cts`] if some are due.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_cts_due().then(|| self.take_cts(limit))
     }
@@ -327,7 +327,7 @@ impl RecvFlow {
 // Completion of requests.
 impl RecvFlow {
     /// The bytes of each message of request `id`, in the order of its buffers, if it is complete.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(super) fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());

@@ -1,5 +1,7 @@
 //! What ends say at set-up, for tests.
 
+#![allow(clippy::expect_used)]
+
 use crate::endpoint::{Ece, Endpoint, QpEnd, RailEnd, SinkEnd};
 use crate::handshake::{Hello, Negotiated, Reply, Ring};
 use crate::identity::Identity;

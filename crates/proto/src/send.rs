@@ -436,7 +436,7 @@ impl SendFlow {
     }
 
     /// [`Self::finish`] for request `id`.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(super) fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());
@@ -701,7 +701,7 @@ impl SendFlow {
     }
 
     /// Whether messages must be resent.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn has_replays(&self) -> bool {
         !self.replays.queue.is_empty()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Now.
 #[inline(always)]
 pub fn now() -> Instant {
-    #[cfg(any(fuzzing, feature = "simulator"))]
+    #[cfg(feature = "simulator")]
     if let Some(now) = simulated::now() {
         return now;
     }
@@ -20,7 +20,7 @@ pub fn since(then: Instant) -> Duration {
 
 /// Waits.
 pub fn sleep(pause: Duration) {
-    #[cfg(any(fuzzing, feature = "simulator"))]
+    #[cfg(feature = "simulator")]
     if simulated::pass(pause) {
         return;
     }
@@ -28,7 +28,7 @@ pub fn sleep(pause: Duration) {
 }
 
 /// The time of a simulator.
-#[cfg(any(fuzzing, feature = "simulator"))]
+#[cfg(feature = "simulator")]
 pub mod simulated {
     use std::cell::Cell;
     use std::time::{Duration, Instant};

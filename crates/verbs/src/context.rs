@@ -293,7 +293,7 @@ impl Context {
 
     /// Whether an event waits in the descriptor.
     fn has_event(&self) -> bool {
-        #[cfg(any(fuzzing, feature = "simulator"))]
+        #[cfg(feature = "simulator")]
         if let Some(has_event) = simulated::HAS_EVENT.get() {
             return has_event(self.raw);
         }
@@ -544,7 +544,7 @@ impl Context {
 }
 
 /// The devices of a simulator.
-#[cfg(any(fuzzing, feature = "simulator"))]
+#[cfg(feature = "simulator")]
 pub mod simulated {
     use crate::sys::ibv_context;
     use std::cell::Cell;

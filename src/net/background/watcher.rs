@@ -72,13 +72,13 @@ impl Watcher {
     }
 
     /// A watcher without a thread: the caller calls [`Self::handle_device`].
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn without_thread(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         Ok(Self { shared: Self::prepare(context, ends_connections)?, thread: None })
     }
 
     /// Handles the events of the device.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn handle_device(&self) {
         self.shared.handle_device();
     }

@@ -183,7 +183,7 @@ impl Card {
     }
 
     /// Lets `watcher` be the card's, which has none.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn set_watcher(&self, watcher: Watcher) {
         let _ = self.watcher.set(watcher);
     }

@@ -552,13 +552,13 @@ impl ConnRecovery {
     }
 
     /// Whether a change waits until outstanding messages are acknowledged, so that none may begin.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn is_draining(&self) -> bool {
         self.work.try_lock().is_ok_and(|work| work.is_draining)
     }
 
     /// Forgets the latest move: the next slow lane may move at once.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn allow_move(&self) {
         // The simulator may call it in the middle of a job, which is then at a command to a device.
         if let Ok(mut work) = self.work.try_lock() {

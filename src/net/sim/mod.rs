@@ -23,7 +23,11 @@
 //! runs just that one. Both together run that number of seeds from that one on, so that several
 //! processes can share the work. With `FERRITE_SIM_LOG=1` a run shows its log lines and faults.
 
-#![cfg_attr(fuzzing, allow(dead_code, unused_imports))]
+// Without the tests, only `fuzz` uses it.
+#![cfg_attr(
+    not(test),
+    allow(dead_code, unused_imports, unsafe_code, clippy::expect_used, clippy::panic)
+)]
 
 mod control;
 mod device;

@@ -134,7 +134,7 @@ impl ControlAcceptor {
     }
 
     /// The most streams that wait for any one listener.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn most_pending(&self) -> usize {
         self.listeners.values().map(VecDeque::len).max().unwrap_or(0)
     }

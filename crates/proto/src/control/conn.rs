@@ -100,7 +100,7 @@ impl ControlConn {
     }
 
     /// Bytes of incomplete frames.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn pending_bytes(&self) -> usize {
         self.assembler.pending_bytes()
     }

@@ -22,7 +22,7 @@ pub mod plane;
 pub mod pool;
 pub mod redial;
 pub(super) mod refusal;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 pub(super) mod sim;
 pub mod stream;
 

@@ -509,14 +509,14 @@ impl ControlPlane {
     }
 
     /// The control connection that carries a stream.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
         self.streams.get(&id).and_then(|stream| stream.conn)
     }
 
     /// Counts for a test: control connections, streams, peers, the most clients that wait for a
     /// listener.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn counts(&self) -> [usize; 4] {
         [self.conns.len(), self.streams.len(), self.pool.len(), self.acceptor.most_pending()]
     }
@@ -528,7 +528,7 @@ impl ControlPlane {
     }
 
     /// The most bytes and frames that any control connection, and any stream, keeps.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn most_kept(&self) -> [usize; 3] {
         let incoming = self.conns.values().map(ControlConn::pending_bytes).max().unwrap_or(0);
         let outgoing = self.conns.values().map(ControlConn::backlog).max().unwrap_or(0);
@@ -1160,7 +1160,7 @@ impl ControlPlane {
     }
 
     /// Whether the peer of `id` can be asked to dial, or this end dials itself.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn has_address(&self, id: StreamId) -> bool {
         self.streams.get(&id).is_some_and(|stream| stream.address().is_some())
     }

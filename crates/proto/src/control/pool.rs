@@ -86,7 +86,7 @@ impl ControlPool {
     }
 
     /// The known addresses.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }

@@ -189,7 +189,7 @@ impl Stream {
     }
 
     /// The frames that it keeps.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn inbox_len(&self) -> usize {
         self.inbox.len()
     }

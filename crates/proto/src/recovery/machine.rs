@@ -199,7 +199,7 @@ enum State {
     Failed,
 }
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "simulator"))]
 impl State {
     /// Its name.
     fn name(self) -> &'static str {
@@ -396,7 +396,7 @@ impl Recovery {
     }
 
     /// The present attempt; 0 before the first fault.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -928,7 +928,7 @@ impl Recovery {
     }
 
     /// The present state.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "simulator"))]
     pub fn state_name(&self) -> &'static str {
         self.state.name()
     }

@@ -14,7 +14,7 @@
 //! | `server` | letting hosts in, and having each pair try; which pairs at once |
 //! | `session` | all of it, from the server's start to the report |
 
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 mod judge;
 mod message;

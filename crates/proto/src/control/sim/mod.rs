@@ -23,6 +23,8 @@
 //! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one, and
 //! both together so many from that one on.
 
+#![allow(clippy::expect_used, clippy::panic)]
+
 mod app;
 mod closing;
 mod frame_order;
@@ -37,10 +39,12 @@ mod world;
 use crate::random::Random;
 use world::World;
 
+#[cfg(test)]
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
+#[cfg(test)]
 fn run(seed: u64) {
     let result = std::panic::catch_unwind(|| World::new(seed, Random::new(seed)).run());
     if result.is_err() {
