@@ -83,7 +83,7 @@ const CQE: usize = 32;
 /// Where a completion has its kind: this word is written after all others.
 const LAST: usize = 24;
 /// Places of a send queue that stay free, besides one of each queue.
-const SPARE: u32 = 128;
+const RESERVED: u32 = 128;
 
 fn ring(count: u32, spare: u32) -> Result<u32, i32> {
     let entries = count.checked_add(1 + spare).and_then(u32::checked_next_power_of_two);
@@ -122,7 +122,7 @@ impl Provider for BnxtRe {
         let QpInput { send, receive, user } = read(input);
         Ok(Box::new(QpRings {
             send: address(send),
-            sends: ring(asked.max_send_wr, SPARE)?,
+            sends: ring(asked.max_send_wr, RESERVED)?,
             receive: address(receive),
             // The library has two if none are asked for.
             receives: ring(asked.max_recv_wr, 0)?.max(2),
