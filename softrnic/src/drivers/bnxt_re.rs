@@ -7,9 +7,10 @@ use crate::drivers::table;
 use crate::drivers::table::{Asked, Driver, Library, Refusals, Sizes, States, Verb};
 
 /// Inline bytes of a send.
-const INLINE: u32 = 96;
+const INLINE: u32 = table::number(MAX_INLINE);
+const MAX_INLINE: &str = "96";
 /// Places of a send queue that stay free, besides one of each queue.
-const SPARE: u32 = 128;
+const RESERVED: u32 = 128;
 
 pub(super) const DRIVER: Driver = Driver {
     name: "bnxt_re",
@@ -17,7 +18,7 @@ pub(super) const DRIVER: Driver = Driver {
         ("SOFTRNIC_GIDS", "rich"),
         // 16384 less the places that stay free.
         ("SOFTRNIC_MAX_QP_WR", "16255"),
-        ("SOFTRNIC_MAX_INLINE", "96"),
+        ("SOFTRNIC_MAX_INLINE", MAX_INLINE),
         ("SOFTRNIC_INLINE_EXCESS", "silent"),
         ("SOFTRNIC_THREAD_DOMAINS", "absent"),
     ],
@@ -67,10 +68,10 @@ fn known(states: States) -> u32 {
 fn sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     let max_inline_data = if cap.max_inline_data == 0 { 0 } else { INLINE };
     let told = QpCap { max_inline_data, ..cap };
-    let sends = (cap.max_send_wr + SPARE + 1).next_power_of_two();
+    let sends = (cap.max_send_wr + RESERVED + 1).next_power_of_two();
     let receives = (cap.max_recv_wr + 1).next_power_of_two().max(2);
     let queried = QpCap { max_send_wr: sends, max_recv_wr: receives, ..told };
-    let real = QpCap { max_send_wr: sends - SPARE - 1, max_recv_wr: receives - 1, ..told };
+    let real = QpCap { max_send_wr: sends - RESERVED - 1, max_recv_wr: receives - 1, ..told };
     Ok(Sizes { told, queried, real })
 }
 

@@ -10,13 +10,14 @@ use crate::limits::MAX_CQE;
 /// Elements of a send and of a receive, inline bytes.
 const SEND_SGE: u32 = 6;
 const RECV_SGE: u32 = 1;
-const INLINE: u32 = 96;
+const INLINE: u32 = table::number(MAX_INLINE);
+const MAX_INLINE: &str = "96";
 
 pub(super) const DRIVER: Driver = Driver {
     name: "erdma",
     settings: &[
         ("SOFTRNIC_MAX_QP_WR", "8192"),
-        ("SOFTRNIC_MAX_INLINE", "96"),
+        ("SOFTRNIC_MAX_INLINE", MAX_INLINE),
         ("SOFTRNIC_THREAD_DOMAINS", "absent"),
     ],
     vendor_id: 0x1ded,

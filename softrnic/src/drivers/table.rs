@@ -48,6 +48,14 @@ pub(crate) fn from_env() -> Result<&'static Driver, String> {
     found.ok_or_else(|| format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", ")))
 }
 
+/// The number that a setting of a driver is.
+pub(super) const fn number(setting: &str) -> u32 {
+    match u32::from_str_radix(setting, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("a driver's setting is no number"),
+    }
+}
+
 /// What a driver's devices are like.
 #[derive(Debug)]
 pub(crate) struct Driver {
