@@ -102,7 +102,7 @@
 //! | How large are queues, and what is sent inline? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`] |
 //! | When are clear-to-sends written, and in which order? | `crates/proto/src/cts_window.rs`; over which rail: [`net::data::cts_sender`] |
 //! | How is a message divided over rails? | [`proto::stripe`]; how large the shares are: [`proto::rail_weights`] |
-//! | When is a path suspected, though no device reports an error? | [`net::data::health::Stall`] |
+//! | When is a path suspected, though no device reports an error? | [`net::data::health::DeadPathDetector`] |
 //! | What may the peer do with memory? | [`verbs::memory`] |
 //! | Can GPU memory be registered? | [`net::device::gdr`] |
 //! | Which lock is taken first? | [`net::control`] |

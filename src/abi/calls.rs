@@ -8,7 +8,9 @@
 
 use super::datapath::test_message;
 use super::guard::guard;
-use super::handles::{Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::handles::{
+    Handle, ListenHandle, MemoryHandle, NcclObject, RecvHandle, SendHandle, Tagged,
+};
 use super::layout::Members;
 use super::nccl;
 use super::output::{missing, put};
@@ -224,7 +226,7 @@ pub(super) unsafe fn register(
         let register = |nic: &Nic| unsafe { nic.register(data as u64, size, kind, dmabuf) };
         let memory = known.add(register, MemoryHandle::allocate)?;
         // SAFETY: NCCL's output pointer.
-        unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }
+        unsafe { put(mhandle, NcclObject::into_raw(memory), "mhandle") }
     })
 }
 

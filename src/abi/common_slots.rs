@@ -45,7 +45,7 @@ type Close = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
 /// The slots from `iflush` to `irecvConsumed`.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct TailSlots {
     iflush: unsafe extern "C" fn(
         *mut c_void,
         c_int,
@@ -65,7 +65,7 @@ pub(super) struct Ends {
 }
 
 /// These slots, in every table.
-pub(super) const ENDS: Ends = Ends {
+pub(super) const ENDS: TailSlots = TailSlots {
     iflush: v8::iflush,
     test: v8::test,
     close_send: v8::close_send,

@@ -17,7 +17,7 @@ use crate::net::mr::handle::MrHandle;
 use crate::net::peer::state::PeerState;
 use crate::net::recovery::end::{self, End};
 use crate::net::setup::listen::Listener;
-use crate::proto::explain::look::Found;
+use crate::proto::explain::snapshot::EndCheck;
 use crate::proto::requests::{Entry, Front};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -54,7 +54,7 @@ pub struct Handle<T> {
 /// What NCCL's pointer points to. It begins with a [`Handle`].
 #[repr(C)]
 #[derive(Debug)]
-pub struct Given<T> {
+pub struct NcclObject<T> {
     handle: Handle<T>,
     /// Id of the process that created it.
     process: u32,
@@ -89,13 +89,13 @@ where
 {
     /// Passes an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
-        Given::into_raw(Self::allocate(inner))
+        NcclObject::into_raw(Self::allocate(inner))
     }
 
     /// An object that NCCL does not have yet.
-    pub fn allocate(inner: T) -> Arc<Given<T>> {
+    pub fn allocate(inner: T) -> Arc<NcclObject<T>> {
         let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
-        Arc::new(Given { handle, process: process_id() })
+        Arc::new(NcclObject { handle, process: process_id() })
     }
 
     /// The object behind NCCL's pointer.
@@ -139,13 +139,13 @@ where
     ///
     /// # Safety
     /// As for [`Self::borrow`]; NCCL does not use `raw` any more.
-    pub unsafe fn take(raw: *mut c_void) -> Result<Option<Arc<Given<T>>>> {
+    pub unsafe fn take(raw: *mut c_void) -> Result<Option<Arc<NcclObject<T>>>> {
         if raw.is_null() {
             return Ok(None);
         }
         // SAFETY: as the caller says.
         unsafe { Self::borrow(raw)? };
-        let raw = raw.cast::<Given<T>>();
+        let raw = raw.cast::<NcclObject<T>>();
         // SAFETY: `into_raw` made it with this type, and `borrow` has found it alive.
         if unsafe { (*raw).process } != process_id() {
             return Ok(None);
@@ -158,7 +158,7 @@ where
     }
 }
 
-impl<T> Given<T> {
+impl<T> NcclObject<T> {
     /// NCCL's pointer to it.
     pub fn into_raw(this: Arc<Self>) -> *mut c_void {
         Arc::into_raw(this).cast_mut().cast()
@@ -168,7 +168,7 @@ impl<T> Given<T> {
 // SAFETY: only NCCL's calls read the tag.
 unsafe impl<T: Sync> Sync for Handle<T> {}
 
-impl Holder for Given<MrHandle> {
+impl Holder for NcclObject<MrHandle> {
     fn memory(&self) -> &MrHandle {
         &self.handle.inner
     }
@@ -182,23 +182,23 @@ macro_rules! ends {
                 let made = Self::allocate(comm);
                 let comm = &made.handle.inner;
                 comm.requests.iter().for_each(|entry| mark(entry.front(), comm, test));
-                let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
+                let owner: Weak<dyn end::Owner> = Arc::<NcclObject<_>>::downgrade(&made);
                 comm.start(&owner);
                 let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
                 comm.nic.explain(&explained);
-                Given::into_raw(made)
+                NcclObject::into_raw(made)
             }
         }
 
-        impl end::Owner for Given<$comm> {
+        impl end::Owner for NcclObject<$comm> {
             fn end(&self) -> &dyn End {
                 &self.handle.inner
             }
         }
 
-        impl ExplainedEnd for Given<$comm> {
-            fn look(&self) -> Found {
-                self.handle.inner.look()
+        impl ExplainedEnd for NcclObject<$comm> {
+            fn check(&self) -> EndCheck {
+                self.handle.inner.snapshot()
             }
 
             fn peer(&self) -> &Arc<PeerState> {

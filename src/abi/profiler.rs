@@ -17,7 +17,7 @@ use super::profiler_layout::{
     Table,
 };
 use super::table::{Exported, slots};
-use crate::net::operations::live::Way;
+use crate::net::operations::live::PeerAndDirection;
 use crate::net::operations::{communicators, live};
 use crate::proto::explain::operation::{Call, Function};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -178,7 +178,7 @@ unsafe fn start<const VERSION: u32>(context: u64, event: &Event) -> Option<u64> 
             live::begin(
                 context,
                 event.parent as u64,
-                Way { peer, is_send: is_send != 0, channel, rank },
+                PeerAndDirection { peer, is_send: is_send != 0, channel, rank },
             )
         }
         _ => None,
@@ -198,7 +198,7 @@ unsafe fn named(name: *const c_char) -> Function {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::operations::seen::Seen;
+    use crate::net::operations::snapshot::OperationsSnapshot;
     use crate::proto::explain::operation::{Operation, PeerRank};
 
     /// An event, by the offsets of NCCL's headers.
@@ -240,7 +240,7 @@ mod tests {
 
     /// The operation that a connection of communicator `id` sends for to the peer with rank 5.
     fn sent(id: u64) -> Option<Operation> {
-        Seen::now()
+        OperationsSnapshot::now()
             .operation(Some(id), true, Some(5))
             .filter(|operation| operation.communicator == id)
     }

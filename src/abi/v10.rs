@@ -1,7 +1,7 @@
 //! ncclNet version 10 (NCCL 2.26): `connect` gets the communicator's settings; sends and receives
 //! carry handles for a profiler. `init` gets a function for a profiler, which Ferrite does not call.
 
-use super::common_slots::{ENDS, Ends, MEMORY, Memory};
+use super::common_slots::{ENDS, MEMORY, Memory, TailSlots};
 use super::datapath::{self, handle_operation};
 use super::layout::{
     CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled,
@@ -28,7 +28,7 @@ pub struct Table {
     memory: Memory,
     isend: IsendProfiled,
     irecv: IrecvProfiled,
-    ends: Ends,
+    ends: TailSlots,
     make_v_device: MakeVDevice<MOST_V9>,
 }
 

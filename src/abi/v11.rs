@@ -2,7 +2,7 @@
 //! context, which `finalize` ends.
 
 use super::calls::{self, Properties};
-use super::common_slots::{ENDS, Ends, MEMORY, Memory};
+use super::common_slots::{ENDS, MEMORY, Memory, TailSlots};
 use super::layout::{
     CommConfig, ConnectContext, Count, DeviceHandle, Finalize, GetProperties, InitContext,
     IrecvProfiled, IsendProfiled, ListenContext, MOST_V9, MakeVDevice, NetAttributes,
@@ -27,7 +27,7 @@ pub struct Table<P, const MOST: usize> {
     pub(super) memory: Memory,
     pub(super) isend: IsendProfiled,
     pub(super) irecv: IrecvProfiled,
-    pub(super) ends: Ends,
+    pub(super) ends: TailSlots,
     pub(super) make_v_device: MakeVDevice<MOST>,
     pub(super) finalize: Finalize,
     pub(super) set_net_attr: SetNetAttr,

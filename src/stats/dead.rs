@@ -21,10 +21,10 @@ pub(super) fn sweep(folder: &Path, own: &Path) {
     let total = rustix::fs::statvfs(folder)
         .map_or(0, |system| system.f_blocks.saturating_mul(system.f_frsize));
     let most = if total == 0 { KEPT_BYTES } else { KEPT_BYTES.min(total / KEPT_PART) };
-    sweep_but(folder, own, most);
+    sweep_except(folder, own, most);
 }
 
-fn sweep_but(folder: &Path, own: &Path, most: u64) {
+fn sweep_except(folder: &Path, own: &Path, most: u64) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let is_ours = |path: &PathBuf| {
         path != own
@@ -102,7 +102,7 @@ mod tests {
         folder.write("another-file", "");
         let (own, alive) = (folder.path().join(name(0)), folder.path().join(name(1)));
         let child = holder(&alive);
-        sweep_but(folder.path(), &own, KEPT_BYTES);
+        sweep_except(folder.path(), &own, KEPT_BYTES);
         // SAFETY: our own child, which is waited for once.
         unsafe {
             (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0))
@@ -123,7 +123,7 @@ mod tests {
             let file = File::options().write(true).open(path).expect("it is there");
             file.set_modified(start + std::time::Duration::from_secs(n)).expect("a time");
         }
-        sweep_but(folder.path(), Path::new("none"), 3 << 16);
+        sweep_except(folder.path(), Path::new("none"), 3 << 16);
         let left: Vec<_> = (0..5).filter(|n| folder.path().join(name(*n)).exists()).collect();
         assert_eq!(left, [2, 3, 4]);
     }

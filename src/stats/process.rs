@@ -49,11 +49,11 @@ pub(super) fn interval() -> u32 {
 
 /// Looks for stalled ends, at most every half second. Called every second. Returns whether any end
 /// is stalled.
-pub fn look_for_stalls() -> bool {
+pub fn check_stalls() -> bool {
     lock()
         .as_mut()
         .filter(|table| table.owner == std::process::id())
-        .is_some_and(Table::look_for_stalls)
+        .is_some_and(Table::check_stalls)
 }
 
 /// A send of this process has this rank as its tag.

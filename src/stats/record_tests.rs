@@ -213,7 +213,7 @@ fn an_end_that_waits_and_does_not_move_for_a_second_has_stalled() {
     let mut seconds = 100;
     let mut look = |end: &ConnStats| {
         seconds += 1;
-        assert!(stalls::look_at(end.words, seconds * SECOND));
+        assert!(stalls::check_record(end.words, seconds * SECOND));
         [record::STALLS, record::STALL, record::LONGEST_STALL].map(|at| word(end, at))
     };
     assert_eq!([look(&end), look(&end)], [[0; 3]; 2], "nothing is outstanding");
@@ -227,14 +227,14 @@ fn an_end_that_waits_and_does_not_move_for_a_second_has_stalled() {
     assert_eq!([look(&end), look(&end)], [[2, 0, 2 * SECOND]; 2], "nothing is outstanding");
     let words = end.words;
     drop(end);
-    assert!(!stalls::look_at(words, 200 * SECOND));
+    assert!(!stalls::check_record(words, 200 * SECOND));
 }
 
 #[test]
 fn a_sender_without_a_clear_to_send_stalls_too() {
     let mut end = end(Direction::Send);
     end.handle_refused();
-    assert!((1..=2).all(|second| stalls::look_at(end.words, second)));
+    assert!((1..=2).all(|second| stalls::check_record(end.words, second)));
     assert_eq!(word(&end, record::STALLS), 1);
 }
 

@@ -1,12 +1,13 @@
 //! Ends with something outstanding whose counters stand still. Sampled times do not show them; a
-//! watcher looks every second. They recover nothing: [`crate::net::data::health::Stall`] does that.
+//! watcher checks every second. It recovers nothing:
+//! [`crate::net::data::health::DeadPathDetector`] does that.
 
 use super::file::{Words, add};
 use super::layout::{OPEN, record};
 use std::sync::atomic::Ordering;
 
 /// Looks at a record; `now` is the time in nanoseconds. Returns whether its end is stalled.
-pub(super) fn look_at(words: &Words, now: u64) -> bool {
+pub(super) fn check_record(words: &Words, now: u64) -> bool {
     let of = |at: usize| words[at].load(Ordering::Relaxed);
     if words[record::STATE].load(Ordering::Acquire) & 0xff != OPEN {
         return false;

@@ -107,8 +107,8 @@ impl Table {
         self.free.push_back(number);
     }
 
-    /// As [`super::process::look_for_stalls`].
-    pub(super) fn look_for_stalls(&mut self) -> bool {
+    /// As [`super::process::check_stalls`].
+    pub(super) fn check_stalls(&mut self) -> bool {
         let now = self.start.elapsed().as_nanos() as u64 + 1;
         if now - self.looked < LOOK_EVERY_NS {
             return true;
@@ -116,7 +116,7 @@ impl Table {
         self.looked = now;
         self.header[header::LOOKED].store(unix_ns(), Ordering::Relaxed);
         let all = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        all.filter(|words| stalls::look_at(words, now)).count() > 0
+        all.filter(|words| stalls::check_record(words, now)).count() > 0
     }
 
     fn count_unlisted(&self, number: usize, change: u64) {

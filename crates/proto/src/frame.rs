@@ -11,7 +11,7 @@ const MAX_TEXT_BYTES: usize = 2048;
 /// Longest body of a [`Kind::MissingList`].
 pub const MAX_MISSING_LIST_BYTES: usize = 24 << 10;
 /// In a refusal: it is for all connections of the addressed process, not for one. In a commit: see
-/// [`super::handshake::Caller`].
+/// [`super::handshake::DialerAddress`].
 pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"FerrCtl\0";

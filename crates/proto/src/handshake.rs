@@ -47,7 +47,7 @@ pub struct Hello {
 /// The address where the process that dialled a control connection accepts connections itself. It
 /// is sent before its first hello or resumption there, in a commit of no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caller {
+pub struct DialerAddress {
     /// The address of its port.
     pub address: SocketAddr,
 }
@@ -225,7 +225,7 @@ impl Hello {
     }
 }
 
-impl Caller {
+impl DialerAddress {
     /// A frame with the handle of no listener.
     pub fn frame(&self) -> Frame {
         let handle = Handle::without_gids(self.address, Token::default());
@@ -421,13 +421,13 @@ mod tests {
     #[test]
     fn where_a_process_is_called_survives_the_wire() {
         for address in ["10.0.0.7:4711", "[fe80::1]:9"] {
-            let caller = Caller { address: address.parse().expect("an address") };
+            let caller = DialerAddress { address: address.parse().expect("an address") };
             let frame = caller.frame();
             assert_eq!(
-                (frame.kind, frame.secret, Caller::parse(&frame.body)),
+                (frame.kind, frame.secret, DialerAddress::parse(&frame.body)),
                 (Kind::Commit, ALL_CONNECTIONS, Ok(caller))
             );
-            assert!(Caller::parse(&frame.body[1..]).is_err(), "one byte too few");
+            assert!(DialerAddress::parse(&frame.body[1..]).is_err(), "one byte too few");
         }
     }
 

@@ -6,12 +6,12 @@
 
 use crate::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use crate::cts_window::{CtsShadow, CtsWindow};
-use crate::explain::look::{Contact, Look, rank};
 use crate::explain::numbers::Numbers;
+use crate::explain::snapshot::{Contact, EndSnapshot, rank};
 use crate::imm::{Imm, LengthCode};
 use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::recovery::rail_mask::RailMask;
-use crate::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId, Requests};
+use crate::requests::{Entries, Entry, Finished, RecvRequest, RequestId, Requests, TestResult};
 use crate::shared::Shared;
 use crate::stripe::Striping;
 use crate::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
@@ -39,7 +39,7 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
 /// - results for NCCL: [`Self::finish`], [`Self::progress`];
 /// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
 /// - after a fault ([`super::recovery`]): [`Self::missing_list`], [`Self::renew_keys`];
-/// - the state for hang reports ([`super::explain`]): [`Self::look`].
+/// - the state for hang reports ([`super::explain`]): [`Self::snapshot`].
 #[derive(Debug)]
 pub struct RecvFlow {
     pub(super) striping: Striping,
@@ -272,7 +272,7 @@ impl RecvFlow {
             && length <= striping.whole_up_to()
         {
             arrival.handle_whole(qp, length);
-            requests.live_one(arrival.request).complete(arrival.index, length);
+            requests.get_live(arrival.request).complete(arrival.index, length);
             window.handle_arrival(slot, |slot| arrivals[slot].is_pending());
             return true;
         }
@@ -312,7 +312,7 @@ impl RecvFlow {
         arrival.stage = Stage::Whole;
         let Self { window, arrivals, requests, .. } = self;
         let arrival = &arrivals[slot];
-        requests.live_one(arrival.request).complete(arrival.index, length);
+        requests.get_live(arrival.request).complete(arrival.index, length);
         window.handle_arrival(slot, |slot| arrivals[slot].is_pending());
         Ok(())
     }
@@ -351,10 +351,10 @@ impl RecvFlow {
     pub fn finish(&mut self, entry: &Entry<RecvRequest>) -> Result<Option<Finished>, Violation> {
         let request = &entry.value;
         match self.progress(entry) {
-            Progress::Pending => return Ok(None),
-            Progress::Finished(length) => return Ok(Some(Finished::One(length))),
-            Progress::Other if request.pending.get() != 0 => return Err(entry.ended()),
-            Progress::Other => {}
+            TestResult::Pending => return Ok(None),
+            TestResult::Finished(length) => return Ok(Some(Finished::One(length))),
+            TestResult::Other if request.pending.get() != 0 => return Err(entry.ended()),
+            TestResult::Other => {}
         }
         request.end();
         self.requests.release(entry);
@@ -364,16 +364,16 @@ impl RecvFlow {
     /// [`Self::finish`], but leaves groups unfinished, and creates no error if the request has
     /// ended.
     #[inline(always)]
-    pub fn progress(&mut self, entry: &Entry<RecvRequest>) -> Progress {
+    pub fn progress(&mut self, entry: &Entry<RecvRequest>) -> TestResult {
         let request = &entry.value;
         match request.pending.get() {
-            1.. => Progress::Pending,
+            1.. => TestResult::Pending,
             0 if request.count.get() == 1 => {
                 request.end();
                 self.requests.release(entry);
-                Progress::Finished(request.lengths[0].get())
+                TestResult::Finished(request.lengths[0].get())
             }
-            _ => Progress::Other,
+            _ => TestResult::Other,
         }
     }
 
@@ -533,14 +533,14 @@ impl RecvFlow {
 // For hang reports.
 impl RecvFlow {
     /// The present state. NCCL has called `tests` times for its requests without a result.
-    pub fn look(&self, tests: u32, flushes: bool) -> Look {
+    pub fn snapshot(&self, tests: u32, flushes: bool) -> EndSnapshot {
         let next = self.window.next();
         let posted = next.wrapping_sub(1);
         let is_idle = self.idle_at.get() == next || self.is_idle();
         if is_idle {
             self.idle_at.set(next);
         }
-        Look {
+        EndSnapshot {
             numbers: Numbers::Receiver {
                 posted,
                 announced: self.window.unsent().wrapping_sub(1),

@@ -101,7 +101,7 @@ impl<T> Entry<T> {
 
 /// The result of a request, for NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum TestResult {
     /// It is not complete.
     Pending,
     /// It was complete, with one message of this many bytes, and has ended now.
@@ -172,7 +172,7 @@ impl<T> Requests<T> {
 
     /// [`Self::get`] for a request that has not completed, and so is live.
     #[inline(always)]
-    pub(super) fn live_one(&self, id: RequestId) -> &T {
+    pub(super) fn get_live(&self, id: RequestId) -> &T {
         let entry = &self.entries[id.index()];
         debug_assert!(entry.id() == id && entry.is_live(), "{id:?} has ended");
         &entry.value

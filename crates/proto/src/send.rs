@@ -4,13 +4,13 @@
 //! [`SendQueueSpace`] counts their work requests in the send queues.
 
 use crate::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
-use crate::explain::look::{Contact, Look, rank};
 use crate::explain::numbers::Numbers;
+use crate::explain::snapshot::{Contact, EndSnapshot, rank};
 use crate::imm::{Imm, LengthCode};
 use crate::lanes::{LEARNING_BYTES, Lanes};
 use crate::rail_weights::{BusyPolls, LaneWeights, RailWeights};
 use crate::recovery::missing_list::{MissingList, MissingMessage};
-use crate::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
+use crate::requests::{Entries, Entry, RequestId, Requests, SendRequest, TestResult};
 use crate::shared::Shared;
 use crate::stripe::{Stripe, Striping};
 use crate::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, violation};
@@ -39,7 +39,7 @@ pub(super) struct UnclaimedCts {
 ///   [`Self::finish`], [`Self::progress`];
 /// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
 /// - after a fault ([`super::recovery`]): [`Self::apply_missing_list`], [`Self::poll_replay`];
-/// - the state for hang reports ([`super::explain`]): [`Self::look`].
+/// - the state for hang reports ([`super::explain`]): [`Self::snapshot`].
 #[derive(Debug)]
 pub struct SendFlow {
     pub(super) striping: Striping,
@@ -77,7 +77,7 @@ pub struct SendFlow {
 /// instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Fast {
+pub enum FastSubmit {
     /// A message to post according to [`Transfer::single`].
     Begun(Transfer),
     /// The fast path does not apply, and nothing has changed: [`SendFlow::submit`] decides.
@@ -86,7 +86,7 @@ pub enum Fast {
 
 /// The result of [`SendFlow::refuse`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SendRefusal {
     /// The expected clear-to-send is there, and no earlier one is kept: [`SendFlow::submit_single`]
     /// may be called.
     Next,
@@ -244,18 +244,18 @@ impl SendFlow {
     /// Refuses a message of any tag if there is no clear-to-send. `is_there` returns whether the
     /// clear-to-send of a sequence number is in the ring.
     #[inline(always)]
-    pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
+    pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> SendRefusal {
         let seq = self.next;
         if self.head != seq {
-            return Refusal::No;
+            return SendRefusal::No;
         }
         if is_there(seq) {
-            return Refusal::Next;
+            return SendRefusal::Next;
         }
         // If so, no message has begun since: the ring had nothing new, and nothing was kept.
         let is_first = self.refused_at != seq;
         self.count_refusal();
-        if is_first { Refusal::First } else { Refusal::Again }
+        if is_first { SendRefusal::First } else { SendRefusal::Again }
     }
 
     /// Counts a message that has found no clear-to-send with its tag.
@@ -280,22 +280,28 @@ impl SendFlow {
         length: u32,
         read: impl FnOnce(u32) -> CtsWords,
         begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Fast {
+    ) -> FastSubmit {
         let seq = self.next;
         let cts = Cts::from_words(&read(seq));
         if cts.tag != tag {
-            return Fast::Other;
+            return FastSubmit::Other;
         }
         if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
-            return Fast::Other;
+            return FastSubmit::Other;
         }
-        let Some(entry) = self.requests.allocate() else { return Fast::Other };
+        let Some(entry) = self.requests.allocate() else { return FastSubmit::Other };
         let id = entry.id();
         entry.value.begin(seq, addr, length, 1);
         begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
-        Fast::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
+        FastSubmit::Begun(self.transfer(
+            id,
+            SlotIndex::of(seq),
+            UnclaimedCts::from(&cts),
+            length,
+            1,
+        ))
     }
 }
 
@@ -312,11 +318,13 @@ impl SendFlow {
         read: impl Fn(u32) -> Option<CtsWords> + Copy,
     ) -> Result<Option<Transfer>, Violation> {
         let is_single = self.striping.stripe_count(length) == 1 && length < Imm::EXPLICIT_LIMIT;
-        match if is_fast { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
-            Refusal::First | Refusal::Again => return Ok(None),
-            Refusal::Next if is_single => {
+        match if is_fast { self.refuse(|seq| read(seq).is_some()) } else { SendRefusal::No } {
+            SendRefusal::First | SendRefusal::Again => return Ok(None),
+            SendRefusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
-                if let Fast::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| ()) {
+                if let FastSubmit::Begun(transfer) =
+                    self.submit_single(tag, addr, length, read, |_| ())
+                {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
@@ -324,7 +332,7 @@ impl SendFlow {
                     return Ok(Some(transfer));
                 }
             }
-            Refusal::Next | Refusal::No => {}
+            SendRefusal::Next | SendRefusal::No => {}
         }
         self.submit(tag, addr, length, read)
     }
@@ -450,24 +458,24 @@ impl SendFlow {
     #[inline(always)]
     pub fn finish(&mut self, entry: &Entry<SendRequest>) -> Result<Option<u32>, Violation> {
         match self.progress(entry) {
-            Progress::Pending => Ok(None),
-            Progress::Finished(length) => Ok(Some(length)),
-            Progress::Other => Err(entry.ended()),
+            TestResult::Pending => Ok(None),
+            TestResult::Finished(length) => Ok(Some(length)),
+            TestResult::Other => Err(entry.ended()),
         }
     }
 
     /// [`Self::finish`] without creating an error if the request has ended.
     #[inline(always)]
-    pub fn progress(&mut self, entry: &Entry<SendRequest>) -> Progress {
+    pub fn progress(&mut self, entry: &Entry<SendRequest>) -> TestResult {
         let request = &entry.value;
         match request.pending_stripes.get() {
-            1.. => Progress::Pending,
+            1.. => TestResult::Pending,
             0 => {
                 request.end();
                 self.requests.release(entry);
-                Progress::Finished(request.length.get())
+                TestResult::Finished(request.length.get())
             }
-            _ => Progress::Other,
+            _ => TestResult::Other,
         }
     }
 
@@ -585,7 +593,7 @@ impl SendFlow {
         missing_list: &MissingList,
         striping: Striping,
         weights: RailWeights,
-    ) -> Result<(), Unapplied> {
+    ) -> Result<(), MissingListError> {
         missing_list.check()?;
         let live: BTreeMap<u32, RequestId> =
             self.requests.live().map(|(id, request)| (request.seq.get(), id)).collect();
@@ -620,7 +628,7 @@ impl SendFlow {
         &self,
         missing_list: &MissingList,
         live: &BTreeMap<u32, RequestId>,
-    ) -> Result<Vec<Replay>, Unapplied> {
+    ) -> Result<Vec<Replay>, MissingListError> {
         let mut replays = Vec::new();
         for missing in &missing_list.missing {
             let MissingMessage { cts, .. } = missing;
@@ -643,7 +651,7 @@ impl SendFlow {
                     missing: *missing,
                 });
             } else if !self.is_unclaimed(cts.seq, missing_list.next) {
-                return Err(Unapplied::Lost { seq: cts.seq });
+                return Err(MissingListError::Lost { seq: cts.seq });
             }
         }
         Ok(replays)
@@ -751,7 +759,7 @@ impl SendFlow {
 impl SendFlow {
     /// The present state. `read` reads the clear-to-send of a sequence number from the ring. NCCL
     /// has called `tests` times for its requests without a result.
-    pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
+    pub fn snapshot(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> EndSnapshot {
         let (head, next) = (self.head, self.next);
         let is_idle = (head == next && self.idle_at.get() == next) || self.is_idle();
         if is_idle && head == next {
@@ -766,7 +774,7 @@ impl SendFlow {
         let unclaimed = (0..known).filter(is_unclaimed).count() as u32;
         let sent = next.wrapping_sub(1).wrapping_sub(unclaimed);
         let last = next.wrapping_add(unread).wrapping_sub(1);
-        Look {
+        EndSnapshot {
             numbers: Numbers::Sender {
                 seen: last,
                 sent,
@@ -978,7 +986,7 @@ impl SendQueueSpace {
 
 /// Why a missing list cannot be applied. The connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unapplied {
+pub enum MissingListError {
     /// The receiver has violated the protocol.
     Violation(Violation),
     /// This message is missing, but NCCL was told that it is sent: its buffer may have other
@@ -989,7 +997,7 @@ pub enum Unapplied {
     },
 }
 
-impl fmt::Display for Unapplied {
+impl fmt::Display for MissingListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Violation(violation) => write!(f, "the peer broke the protocol: {violation}"),
@@ -1002,7 +1010,7 @@ impl fmt::Display for Unapplied {
     }
 }
 
-impl From<Violation> for Unapplied {
+impl From<Violation> for MissingListError {
     fn from(violation: Violation) -> Self {
         Self::Violation(violation)
     }
@@ -1224,8 +1232,7 @@ mod tests {
         /// One immediate tells all lengths below 2^22 less the codes, and that of the
         /// clear-to-send.
         #[test]
-        fn the_least_length_that_no_immediate_can_tell_is_reported_as_the_whole_buffer_or_in_two_halves()
-         {
+        fn the_least_length_beyond_an_immediate_goes_as_the_whole_buffer_or_in_two_halves() {
             let first = |room: u32, length: u32| {
                 let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
                 let mut stripes = transfer.stripes(|_| 1);
@@ -1346,17 +1353,17 @@ mod tests {
                 let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
                 flow.submit(tag, 0, 8, read).expect("valid clear-to-sends").is_some()
             };
-            assert_eq!(refuse(&mut flow, 0), [Refusal::First, Refusal::Again]);
+            assert_eq!(refuse(&mut flow, 0), [SendRefusal::First, SendRefusal::Again]);
             assert!(!send(&mut flow, &[], 0));
-            assert_eq!(refuse(&mut flow, 0), [Refusal::Again; 2], "by the general case, too");
+            assert_eq!(refuse(&mut flow, 0), [SendRefusal::Again; 2], "by the general case, too");
             let ring = [cts(1, 0), cts(2, 7)];
-            assert_eq!(refuse(&mut flow, 1), [Refusal::Next; 2]);
+            assert_eq!(refuse(&mut flow, 1), [SendRefusal::Next; 2]);
             assert!(send(&mut flow, &ring[..1], 0));
-            assert_eq!(refuse(&mut flow, 1), [Refusal::First, Refusal::Again]);
+            assert_eq!(refuse(&mut flow, 1), [SendRefusal::First, SendRefusal::Again]);
             assert!(!send(&mut flow, &ring, 0), "the second one is kept");
-            assert_eq!(refuse(&mut flow, 2), [Refusal::No; 2]);
+            assert_eq!(refuse(&mut flow, 2), [SendRefusal::No; 2]);
             assert!(send(&mut flow, &ring, 7));
-            assert_eq!(refuse(&mut flow, 2), [Refusal::First, Refusal::Again]);
+            assert_eq!(refuse(&mut flow, 2), [SendRefusal::First, SendRefusal::Again]);
         }
     }
 
@@ -1914,7 +1921,7 @@ mod tests {
             (flow, ids)
         }
 
-        fn apply(flow: &mut SendFlow, missing_list: &MissingList) -> Result<(), Unapplied> {
+        fn apply(flow: &mut SendFlow, missing_list: &MissingList) -> Result<(), MissingListError> {
             flow.apply_missing_list(
                 missing_list,
                 Striping::new(1, 1, false).over(RailMask::only(1)),
@@ -2017,7 +2024,7 @@ mod tests {
             let (mut flow, ids) = flow();
             flow.poll_done(ids[0]).expect("complete");
             let lost = apply(&mut flow, &missing_list(5, &[1, 4]));
-            assert_eq!(lost, Err(Unapplied::Lost { seq: 1 }));
+            assert_eq!(lost, Err(MissingListError::Lost { seq: 1 }));
             assert!(
                 lost.expect_err("lost")
                     .to_string()
@@ -2029,7 +2036,7 @@ mod tests {
         #[test]
         fn a_missing_list_that_contradicts_what_was_sent_is_a_violation() {
             let refused = |missing_list: &MissingList| {
-                matches!(apply(&mut flow().0, missing_list), Err(Unapplied::Violation(_)))
+                matches!(apply(&mut flow().0, missing_list), Err(MissingListError::Violation(_)))
             };
             assert!(!refused(&missing_list(5, &[4])));
             assert!(refused(&missing_list(4, &[])), "clear-to-send 4 has been read");

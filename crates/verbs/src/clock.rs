@@ -21,7 +21,7 @@ pub fn since(then: Instant) -> Duration {
 /// Waits.
 pub fn sleep(pause: Duration) {
     #[cfg(feature = "simulator")]
-    if simulated::pass(pause) {
+    if simulated::advance(pause) {
         return;
     }
     std::thread::sleep(pause);
@@ -62,7 +62,7 @@ pub mod simulated {
 
     /// If the time of this thread is simulated, lets `pause` pass at once and returns true.
     #[inline]
-    pub fn pass(pause: Duration) -> bool {
+    pub fn advance(pause: Duration) -> bool {
         NOW.set(NOW.get().map(|now| now + pause));
         NOW.get().is_some()
     }

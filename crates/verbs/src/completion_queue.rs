@@ -124,7 +124,7 @@ impl CompletionQueue {
 impl QueueHandle {
     /// The queue can serve no other queue pairs.
     #[cold]
-    pub(super) fn spend(&self) {
+    pub(super) fn mark_exhausted(&self) {
         self.is_spent.store(true, Ordering::Release);
     }
 

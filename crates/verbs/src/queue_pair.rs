@@ -251,7 +251,7 @@ impl Drop for RawQueuePair {
         // SAFETY: created by us, destroyed once, before the queue and the domain it holds.
         let rc = unsafe { (self.domain.context.library.ibv_destroy_qp)(self.raw) };
         if rc != 0 {
-            self.queue.spend();
+            self.queue.mark_exhausted();
         }
         self.domain.context.handle_released("ibv_destroy_qp", rc);
     }

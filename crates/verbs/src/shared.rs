@@ -25,7 +25,7 @@ unsafe impl Sync for Block {}
 
 /// The latest block of a peer.
 #[derive(Debug)]
-struct Latest {
+struct LatestBlock {
     block: Weak<Block>,
     /// Bytes of it that rings have taken.
     taken: usize,
@@ -34,7 +34,7 @@ struct Latest {
 /// The latest blocks, by the address of the peer's process. A key that a peer gets is for memory
 /// that it alone writes to.
 #[derive(Debug, Default)]
-pub struct RingBlocks(Mutex<BTreeMap<SocketAddr, Latest>>);
+pub struct RingBlocks(Mutex<BTreeMap<SocketAddr, LatestBlock>>);
 
 /// The most rings in a block. The first block of a peer has one, each further one has twice as
 /// many, as long as the one before is in use.
@@ -85,7 +85,7 @@ impl RingBlocks {
         }
         let block = Block::new(rings * bytes)?;
         all.retain(|_, latest| latest.block.strong_count() > 0);
-        all.insert(peer, Latest { block: Arc::downgrade(&block), taken: bytes });
+        all.insert(peer, LatestBlock { block: Arc::downgrade(&block), taken: bytes });
         Ok((block, 0))
     }
 }

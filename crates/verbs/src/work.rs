@@ -283,7 +283,7 @@ impl Chain {
 
 /// What [`CompletionQueue::look`] has found.
 #[derive(Debug)]
-pub enum Look {
+pub enum CompletionLook {
     /// No completion.
     Nothing,
     /// At least one completion: [`CompletionQueue::read`] is next.
@@ -329,7 +329,7 @@ impl Success<'_> {
 
 /// What has become of a completion that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taken {
+pub enum ReadOutcome {
     /// It is handled.
     Yes,
     /// It is handled, and [`CompletionQueue::read`] does not count it.
@@ -356,9 +356,9 @@ impl CompletionQueue {
                 batch.first(count as usize).ok_or_else(|| self.poll_error())
             }
             Polling::Singly(_) => match self.look() {
-                Some(Look::Something(unread)) => self.poll_singly(unread, batch),
-                Some(Look::Failed) => Err(self.poll_error()),
-                Some(Look::Nothing) | None => Ok(&[]),
+                Some(CompletionLook::Something(unread)) => self.poll_singly(unread, batch),
+                Some(CompletionLook::Failed) => Err(self.poll_error()),
+                Some(CompletionLook::Nothing) | None => Ok(&[]),
             },
             Polling::Broken(queue) => Err(self.report_broken(queue)),
         }
@@ -370,7 +370,7 @@ impl CompletionQueue {
     #[inline(never)]
     fn report_broken(&mut self, queue: ExtendedQueue) -> Error {
         self.how = Polling::Singly(queue);
-        self.handle.spend();
+        self.handle.mark_exhausted();
         self.poll_error()
     }
 
@@ -380,7 +380,7 @@ impl CompletionQueue {
         unread: Unread,
         batch: &'a mut Batch,
     ) -> Result<&'a [Completion]> {
-        self.read(unread, batch, POLL_BATCH, |_| Taken::No).map(Option::unwrap_or_default)
+        self.read(unread, batch, POLL_BATCH, |_| ReadOutcome::No).map(Option::unwrap_or_default)
     }
 
     /// Removes the completions of destroyed queue pairs: these complete nothing more, but some
@@ -400,13 +400,13 @@ impl CompletionQueue {
 
     /// Whether there are completions, if the device can tell without returning one.
     #[inline(always)]
-    pub fn look(&mut self) -> Option<Look> {
+    pub fn look(&mut self) -> Option<CompletionLook> {
         let Polling::Singly(queue) = self.how else { return None };
         // SAFETY: the queue is live and exclusively borrowed.
         Some(match unsafe { queue.start() } {
-            libc::ENOENT => Look::Nothing,
-            0 => Look::Something(Unread(())),
-            _ => Look::Failed,
+            libc::ENOENT => CompletionLook::Nothing,
+            0 => CompletionLook::Something(Unread(())),
+            _ => CompletionLook::Failed,
         })
     }
 
@@ -422,7 +422,7 @@ impl CompletionQueue {
         _unread: Unread,
         batch: &'a mut Batch,
         most: usize,
-        mut take: impl FnMut(Success<'_>) -> Taken,
+        mut take: impl FnMut(Success<'_>) -> ReadOutcome,
     ) -> Result<Option<&'a [Completion]>> {
         let Polling::Singly(queue) = self.how else { return Ok(None) };
         let mut left = most;
@@ -433,18 +433,18 @@ impl CompletionQueue {
                     return Ok(Some(batch.fill(queue, &mut self.how)));
                 }
                 match take(Success { id: queue.id(), place: Place::Read(queue) }) {
-                    Taken::Yes => {
+                    ReadOutcome::Yes => {
                         left = left.wrapping_sub(1);
                         if left == 0 {
                             break;
                         }
                     }
-                    Taken::Uncounted => {}
-                    Taken::Last => {
+                    ReadOutcome::Uncounted => {}
+                    ReadOutcome::Last => {
                         queue.end();
                         return Ok(Some(&[]));
                     }
-                    Taken::No => return Ok(Some(batch.fill(queue, &mut self.how))),
+                    ReadOutcome::No => return Ok(Some(batch.fill(queue, &mut self.how))),
                 }
                 match queue.next() {
                     0 => {}

@@ -8,7 +8,7 @@ use crate::net::background::port_listeners::PortListener;
 use crate::net::background::signals::without_signals;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::epoll::{Epoll, Trigger};
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::net::control::fork::process_id;
 use crate::net::peer::state::PeerState;
 use crate::verbs::completion_queue::CompletionQueue;
@@ -161,7 +161,7 @@ impl Watcher {
     }
 
     /// Also runs `task`, as long as it lives and returns that there is more to do.
-    pub fn take_up(&self, task: &Arc<dyn PeriodicTask>) {
+    pub fn run_periodically(&self, task: &Arc<dyn PeriodicTask>) {
         // While it has tasks, it runs them in time without being woken.
         if !self.shared.is_inherited() && self.shared.tasks.add(task) {
             self.shared.wake.ring();
@@ -254,7 +254,7 @@ impl Drop for Watcher {
 #[derive(Debug)]
 struct Wake {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     fd: OwnedFd,
 }
 
@@ -262,7 +262,7 @@ impl Wake {
     fn new() -> Result<Self> {
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let fd = fd.map_err(|e| Error::os("eventfd", e.raw_os_error()))?;
-        Ok(Self { _unshared: Unshared::new(fd.as_raw_fd()), fd })
+        Ok(Self { _unshared: CloseOnFork::new(fd.as_raw_fd()), fd })
     }
 
     fn ring(&self) {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::epoll::{Epoll, Trigger};
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::net::control::fork::process_id;
 use crate::net::control::observers::PeerObserver;
 use crate::net::control::port::Port;
@@ -218,7 +218,7 @@ impl AsFd for ControlDriver {
 #[derive(Debug)]
 struct Timer {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     fd: OwnedFd,
 }
 
@@ -227,7 +227,7 @@ impl Timer {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags);
         let fd = fd.map_err(|e| Error::os("timerfd_create", e.raw_os_error()))?;
-        Ok(Self { _unshared: Unshared::new(fd.as_raw_fd()), fd })
+        Ok(Self { _unshared: CloseOnFork::new(fd.as_raw_fd()), fd })
     }
 
     /// Sets the timer to `due`, unless it is `armed` for that already.

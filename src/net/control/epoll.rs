@@ -1,7 +1,7 @@
 //! A set of descriptors to wait for.
 
 use crate::error::{Error, Result};
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub struct Epoll {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     fd: OwnedFd,
     /// How many of the next descriptors to refuse, as a kernel without memory would.
     #[cfg(test)]
@@ -43,7 +43,7 @@ impl Epoll {
         let fd = epoll::create(CreateFlags::CLOEXEC)
             .map_err(|e| Error::os("epoll_create1", e.raw_os_error()))?;
         Ok(Self {
-            _unshared: Unshared::new(fd.as_raw_fd()),
+            _unshared: CloseOnFork::new(fd.as_raw_fd()),
             fd,
             #[cfg(test)]
             refuses: Default::default(),

@@ -45,9 +45,9 @@ static MAPPED: [AtomicI32; MOST_MAPPED] = [const { AtomicI32::new(NONE) }; MOST_
 /// While it lives, forked children do not keep the descriptor. Drop it before the descriptor is
 /// closed.
 #[derive(Debug)]
-pub struct Unshared(RawFd);
+pub struct CloseOnFork(RawFd);
 
-impl Unshared {
+impl CloseOnFork {
     /// Keeps `fd` from forked children from now on.
     pub fn new(fd: RawFd) -> Self {
         has_handler();
@@ -72,7 +72,7 @@ impl Unshared {
     }
 }
 
-impl Drop for Unshared {
+impl Drop for CloseOnFork {
     fn drop(&mut self) {
         if let Some((word, bit)) = place(self.0) {
             UNSHARED[word].fetch_and(!bit, Ordering::Relaxed);
@@ -276,7 +276,7 @@ mod tests {
     fn a_child_keeps_no_marked_descriptor_and_its_parent_does() {
         let (mut here, mut marked) = UnixStream::pair().expect("a pair");
         let (mut other, plain) = UnixStream::pair().expect("a pair");
-        let mark = Unshared::new(marked.as_raw_fd());
+        let mark = CloseOnFork::new(marked.as_raw_fd());
         let (mut done, child_end) = UnixStream::pair().expect("a pair");
         // SAFETY: the child continues alone with this one thread, and only waits to be killed.
         let child = unsafe { libc::fork() };
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_child_that_can_open_nothing_keeps_no_marked_descriptor_either() {
         let pairs = [(); 2].map(|()| UnixStream::pair().expect("a pair"));
-        let marks = [&pairs[0].1, &pairs[1].1].map(|marked| Unshared::new(marked.as_raw_fd()));
+        let marks = [&pairs[0].1, &pairs[1].1].map(|marked| CloseOnFork::new(marked.as_raw_fd()));
         let (mut done, child_end) = UnixStream::pair().expect("a pair");
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: valid structs, here and below. cargo-nextest gives this test a process of its
@@ -347,7 +347,7 @@ mod tests {
 
     /// Maps this file, marked or not. Returns whether a child has the mapping.
     fn child_has_mapping(file: &std::fs::File, is_marked: bool) -> bool {
-        let _mark = is_marked.then(|| Unshared::with_mappings(file.as_raw_fd()));
+        let _mark = is_marked.then(|| CloseOnFork::with_mappings(file.as_raw_fd()));
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let page = unsafe {
@@ -384,7 +384,7 @@ mod tests {
             file.set_len(4096).expect("room");
             file
         });
-        let mark = Unshared::with_mappings(marked.as_raw_fd());
+        let mark = CloseOnFork::with_mappings(marked.as_raw_fd());
         assert_eq!(
             [child_has_mapping(&marked, false), child_has_mapping(&other, false)],
             [false, true]
@@ -429,7 +429,7 @@ mod tests {
     fn a_child_may_use_the_number_for_another_file_and_fork_again() {
         let (mut here, there) = UnixStream::pair().expect("a pair");
         let (marked, _peer) = UnixStream::pair().expect("a pair");
-        let _mark = Unshared::new(marked.as_raw_fd());
+        let _mark = CloseOnFork::new(marked.as_raw_fd());
         // SAFETY: the child continues alone with this one thread, calls nothing but the system, and
         // ends below; so does its own.
         let child = unsafe { libc::fork() };

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::net::control::fork::process_id;
 use socket2::SockRef;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 #[derive(Debug)]
 pub struct Port {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     /// The process that opened it.
     owner: u32,
     socket: TcpListener,
@@ -34,7 +34,7 @@ impl Port {
         let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
-        let (_unshared, owner) = (Unshared::new(socket.as_raw_fd()), process_id());
+        let (_unshared, owner) = (CloseOnFork::new(socket.as_raw_fd()), process_id());
         Ok(Self { _unshared, owner, socket, address })
     }
 

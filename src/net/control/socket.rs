@@ -1,7 +1,7 @@
 //! The non-blocking TCP socket of a control connection.
 
 use crate::error::{Error, Result};
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::proto::control::event::End;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct ControlSocket {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     stream: TcpStream,
     is_connecting: bool,
     /// The error of a failed write; the system reports it once.
@@ -67,7 +67,7 @@ impl ControlSocket {
 
     fn with(stream: TcpStream, is_connecting: bool) -> Self {
         Self {
-            _unshared: Unshared::new(stream.as_raw_fd()),
+            _unshared: CloseOnFork::new(stream.as_raw_fd()),
             stream,
             is_connecting,
             lost: None,

@@ -43,7 +43,7 @@ pub(super) struct Sockets {
 
 /// Work to be done without the driver's lock.
 #[derive(Debug, Default)]
-pub(super) struct Settled {
+pub(super) struct DeferredWork {
     /// Notified observers, to be dropped: each may hold the last reference to its stream.
     notified: Vec<Arc<dyn PeerObserver>>,
     /// The handlers that they passed the change to, to be dropped too.
@@ -52,7 +52,7 @@ pub(super) struct Settled {
     lines: Vec<(Level, String)>,
 }
 
-impl Settled {
+impl DeferredWork {
     /// Does the work.
     pub(super) fn finish(self) {
         for (level, text) in self.lines {
@@ -202,9 +202,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// Executes the actions of the control plane, except for those in [`Settled`].
-    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Settled {
-        let mut settled = Settled::default();
+    /// Executes the actions of the control plane, except for those in [`DeferredWork`].
+    pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> DeferredWork {
+        let mut settled = DeferredWork::default();
         loop {
             while let Some(event) = plane.poll_event() {
                 self.handle_event(plane, now, event, &mut settled);
@@ -226,7 +226,7 @@ impl Sockets {
         plane: &mut ControlPlane,
         now: Time,
         event: Event,
-        settled: &mut Settled,
+        settled: &mut DeferredWork,
     ) {
         match event {
             Event::Dial { conn, address } => match ControlSocket::dial(address) {

@@ -6,17 +6,17 @@
 //! a call is cheap. Where there is more to do, it jumps to a second function with the C ABI, which
 //! lets no panic out ([`Outcome::of`]): so the first check needs no stack frame.
 
-use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside, Occupant};
+use super::exclusive_cell::{BegunCall, ExclusiveCell, FirstStep, Inside, Occupant};
 use crate::error::{Error, Result};
 use crate::net::operations::live;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::set::QpSet;
-use crate::proto::explain::look::{Contact, Found, Look};
-use crate::proto::requests::{Entry, Progress, RequestId};
+use crate::proto::explain::snapshot::{Contact, EndCheck, EndSnapshot};
+use crate::proto::requests::{Entry, RequestId, TestResult};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
-use crate::verbs::work::{Batch, Completion, Look as CompletionLook, Unread};
+use crate::verbs::work::{Batch, Completion, CompletionLook, Unread};
 
 /// Receives the number of bytes of each message of a complete request.
 pub trait Done: Fn(&[u32]) + Copy {}
@@ -60,9 +60,9 @@ pub trait Tested {
 #[inline(always)]
 pub fn test<T: Tested, O: Outcome>(end: &T, request: &Entry<RequestOf<T>>, done: impl Done) -> O {
     match end.path().begin(|path| path.check(&Test { request, done })) {
-        Begun::Done => O::SUCCESS,
-        Begun::Next(inside) => poll_for(request, done, inside),
-        Begun::Other => test_in_general(request, done, end.path()),
+        BegunCall::Done => O::SUCCESS,
+        BegunCall::Next(inside) => poll_for(request, done, inside),
+        BegunCall::Other => test_in_general(request, done, end.path()),
     }
 }
 
@@ -138,7 +138,7 @@ pub trait Path {
     fn qps(&mut self) -> &mut QpSet;
 
     /// If the request is complete and [`Self::finish`] is not needed, ends it and calls `done`.
-    fn finish_fast(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Progress;
+    fn finish_fast(&mut self, test: &Test<'_, Self::Request, impl Done>) -> TestResult;
 
     /// If the request is complete, ends it, calls `done` and returns true.
     ///
@@ -184,7 +184,7 @@ pub trait Path {
     ///
     /// # Errors
     /// The connection ends.
-    fn handle_failure(&mut self, error: Error) -> Result<()>;
+    fn recover_or_fail(&mut self, error: Error) -> Result<()>;
 
     /// Polls all completion queues, or does its equivalent outside normal operation.
     ///
@@ -219,18 +219,18 @@ pub trait Path {
         test: &Test<'_, Self::Request, impl Done>,
         error: Error,
     ) -> Result<()> {
-        let outcome = self.handle_failure(error);
+        let outcome = self.recover_or_fail(error);
         // A completed request stays complete, whatever fails after it.
         if self.finish(test)? { Ok(()) } else { outcome }
     }
 
     /// The first step of [`test()`]: checks whether the request is complete.
     #[inline(always)]
-    fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> First {
+    fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> FirstStep {
         match self.finish_fast(test) {
-            Progress::Finished(_) => First::Done,
-            Progress::Pending if self.is_plain() => First::Next,
-            Progress::Pending | Progress::Other => First::Other,
+            TestResult::Finished(_) => FirstStep::Done,
+            TestResult::Pending if self.is_plain() => FirstStep::Next,
+            TestResult::Pending | TestResult::Other => FirstStep::Other,
         }
     }
 
@@ -262,7 +262,7 @@ pub trait Path {
             Some(CompletionLook::Something(unread)) => self.read_for(unread, test),
             Some(CompletionLook::Failed) => {
                 let error = self.qps().first_queue().map(|queue| queue.poll_error());
-                error.map_or(Ok(()), |error| self.handle_failure(error.into()))
+                error.map_or(Ok(()), |error| self.recover_or_fail(error.into()))
             }
             None => self.poll_batch_for(test),
         }
@@ -281,7 +281,7 @@ pub trait Path {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(test),
             Ok(completions) => self.handle_polled(completions, test),
-            Err(e) => self.handle_failure(e.into()),
+            Err(e) => self.recover_or_fail(e.into()),
         }
     }
 
@@ -299,7 +299,7 @@ pub trait Path {
         match self.read_fast(unread, &mut batch) {
             Ok(None) if self.finish_fast_completions(test) => Ok(()),
             Ok(others) => self.handle_others(others.unwrap_or_default(), test),
-            Err(e) => self.handle_failure(e),
+            Err(e) => self.recover_or_fail(e),
         }
     }
 
@@ -343,11 +343,14 @@ pub(super) fn name_operation(stats: &mut ConnStats, id: RequestId) {
 }
 
 /// Converts what was found, with the state of `peer`.
-pub(super) fn found(look: std::result::Result<Look, Occupant>, peer: &PeerState) -> Found {
-    let look = match look {
-        Ok(look) => look,
-        Err(Occupant::Nccl) => return Found::InCall,
-        Err(Occupant::Visitor) => return Found::Visited,
+pub(super) fn end_check(
+    snapshot: std::result::Result<EndSnapshot, Occupant>,
+    peer: &PeerState,
+) -> EndCheck {
+    let snapshot = match snapshot {
+        Ok(snapshot) => snapshot,
+        Err(Occupant::Nccl) => return EndCheck::InCall,
+        Err(Occupant::Visitor) => return EndCheck::Visited,
     };
     let state = peer.state();
     let contact = match (state.is_gone(), state.is_lost()) {
@@ -355,7 +358,7 @@ pub(super) fn found(look: std::result::Result<Look, Occupant>, peer: &PeerState)
         (false, true) => Contact::Lost,
         (false, false) => Contact::Up,
     };
-    Found::Look(Look { recovers: state.is_recovering(), contact, ..look })
+    EndCheck::Snapshot(EndSnapshot { recovers: state.is_recovering(), contact, ..snapshot })
 }
 
 #[cfg(test)]
@@ -388,7 +391,7 @@ mod tests {
     fn a_look_tells_whether_the_connection_recovers_and_what_is_known_of_the_peer() {
         let peer = unreached_peer();
         let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
-        let at = |recovers, contact| Look {
+        let at = |recovers, contact| EndSnapshot {
             numbers,
             refusals: 2,
             calls: 3,
@@ -397,17 +400,17 @@ mod tests {
             contact,
             sender_rank: None,
         };
-        let look = |recovers, contact| Found::Look(at(recovers, contact));
-        let now = || found(Ok(at(false, Contact::Gone)), &peer);
-        assert_eq!(now(), look(false, Contact::Up));
+        let snapshot = |recovers, contact| EndCheck::Snapshot(at(recovers, contact));
+        let now = || end_check(Ok(at(false, Contact::Gone)), &peer);
+        assert_eq!(now(), snapshot(false, Contact::Up));
         peer.set_recovering(true);
-        assert_eq!(now(), look(true, Contact::Up));
+        assert_eq!(now(), snapshot(true, Contact::Up));
         drop(peer.handle_change(PeerChange::Lost("a test".into())));
-        assert_eq!(now(), look(true, Contact::Lost));
+        assert_eq!(now(), snapshot(true, Contact::Lost));
         drop(peer.handle_change(PeerChange::Closed("bye".into())));
-        assert_eq!(now(), look(true, Contact::Gone));
+        assert_eq!(now(), snapshot(true, Contact::Gone));
         peer.set_recovering(false);
-        assert_eq!(now(), look(false, Contact::Gone));
+        assert_eq!(now(), snapshot(false, Contact::Gone));
     }
 
     /// Holds whatever the first number of a connection is, and however long the connection lasts.
@@ -424,14 +427,14 @@ mod tests {
                 .flat_map(|from: u32| (0..1200).map(move |i| from.wrapping_add(i)));
             assert_eq!(first.filter(|seq| read(*seq).is_some()).count(), 0, "{layout:?}");
             let flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
-            assert_eq!(flow.look(0, read).sender_rank, None);
+            assert_eq!(flow.snapshot(0, read).sender_rank, None);
         }
     }
 
     #[test]
     fn where_a_thread_is_inside_it_is_reported_which() {
         let peer = unreached_peer();
-        assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
-        assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
+        assert_eq!(end_check(Err(Occupant::Nccl), &peer), EndCheck::InCall);
+        assert_eq!(end_check(Err(Occupant::Visitor), &peer), EndCheck::Visited);
     }
 }

@@ -67,7 +67,7 @@ pub struct ExclusiveCell<T> {
 
 /// What the first step of a call has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum First {
+pub enum FirstStep {
     /// The call is complete.
     Done,
     /// The fast path continues.
@@ -76,9 +76,9 @@ pub enum First {
     Other,
 }
 
-/// A [`First`], and with [`First::Next`] the thread inside.
+/// A [`FirstStep`], and with [`FirstStep::Next`] the thread inside.
 #[derive(Debug)]
-pub enum Begun<'a, T> {
+pub enum BegunCall<'a, T> {
     /// The call is complete.
     Done,
     /// The fast path continues.
@@ -138,30 +138,30 @@ impl<T> ExclusiveCell<T> {
         let mut result = None;
         self.begin(|state| {
             result = Some(body(state));
-            First::Done
+            FirstStep::Done
         });
         result
     }
 
     /// Runs `step`, the first of a call, with exclusive access to the state, if this thread is the
-    /// owner and the word is clear. After [`First::Next`] the thread stays inside, until
+    /// owner and the word is clear. After [`FirstStep::Next`] the thread stays inside, until
     /// [`Inside::resume`]; also after a panic, so that nobody can enter any more.
     #[inline(always)]
-    pub fn begin(&self, step: impl FnOnce(&mut T) -> First) -> Begun<'_, T> {
+    pub fn begin(&self, step: impl FnOnce(&mut T) -> FirstStep) -> BegunCall<'_, T> {
         if !self.begin_short() {
-            return Begun::Other;
+            return BegunCall::Other;
         }
         // SAFETY: this thread is inside, so there is no other reference, and none is made before it
         // leaves.
         match step(unsafe { &mut *self.state.get() }) {
-            First::Next => Begun::Next(Inside(self, PhantomData)),
-            First::Done => {
+            FirstStep::Next => BegunCall::Next(Inside(self, PhantomData)),
+            FirstStep::Done => {
                 self.end_short();
-                Begun::Done
+                BegunCall::Done
             }
-            First::Other => {
+            FirstStep::Other => {
                 self.end_short();
-                Begun::Other
+                BegunCall::Other
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Threads in one cell.
 
-use super::exclusive_cell::{Begun, ExclusiveCell, First, Occupant};
+use super::exclusive_cell::{BegunCall, ExclusiveCell, FirstStep, Occupant};
 use crate::error::Result;
 use crate::net::data::state_word::StateWord;
 use crate::net::data::sync::{enable_barrier, has_barrier};
@@ -118,8 +118,7 @@ fn the_first_thread_enters_by_the_short_way_until_another_one_enters() {
 }
 
 #[test]
-fn a_cell_that_was_entered_before_the_kernel_has_allowed_the_barrier_has_the_short_way_afterwards()
-{
+fn a_cell_entered_before_the_kernel_allows_the_barrier_has_the_short_way_afterwards() {
     let cell = ExclusiveCell::new((), &Arc::default());
     let nothing = || cell.enter(|()| Ok(()));
     if !enable_barrier() {
@@ -133,8 +132,7 @@ fn a_cell_that_was_entered_before_the_kernel_has_allowed_the_barrier_has_the_sho
 }
 
 #[test]
-fn the_short_way_is_closed_while_the_state_of_the_peer_is_not_0_and_to_others_while_the_owner_is_inside()
- {
+fn the_short_way_is_closed_while_the_peers_state_is_not_0_or_the_owner_is_inside() {
     let is_allowed = enable_barrier();
     let word = Arc::new(StateWord::default());
     let cell = ExclusiveCell::new((), &word);
@@ -158,12 +156,12 @@ fn a_call_stays_inside_between_its_first_step_and_the_next_one_only() {
         return;
     }
     let cell = cell(7);
-    let is_done = || matches!(cell.begin(|_| First::Done), Begun::Done);
+    let is_done = || matches!(cell.begin(|_| FirstStep::Done), BegunCall::Done);
     assert_eq!((is_done(), cell.enter(|_| Ok(())), is_done()), (false, Ok(()), true));
     assert_eq!(cell.try_visit(|state| *state), Ok(7));
-    assert!(matches!(cell.begin(|_| First::Other), Begun::Other));
+    assert!(matches!(cell.begin(|_| FirstStep::Other), BegunCall::Other));
     assert_eq!(cell.try_visit(|state| *state), Ok(7));
-    let Begun::Next(inside) = cell.begin(|_| First::Next) else { panic!("it has left") };
+    let BegunCall::Next(inside) = cell.begin(|_| FirstStep::Next) else { panic!("it has left") };
     assert_eq!(cell.try_visit(|state| *state), Err(Occupant::Nccl));
     assert_eq!(inside.resume(|state| Ok(*state), |_, error| error), Ok(7));
     assert_eq!(cell.try_visit(|state| *state), Ok(7));

@@ -166,7 +166,7 @@ impl Flushes {
     ) -> Result<bool> {
         for number in 0..MAX_RAILS {
             if let Err(e) = self.poll(number) {
-                self.handle_failure(number);
+                self.handle_failed_rail(number);
                 if in_use.is_some_and(RailMask::is_empty) {
                     return Err(e);
                 }
@@ -246,12 +246,12 @@ impl Flushes {
     pub fn handle_devices<'a>(&mut self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) {
         let known = self.rails.each_ref().map(|on| on.as_ref().map(|on| &on.device));
         let changed = changed_rails(known, devices, |device| device.is_lost(), Arc::ptr_eq);
-        changed.iter().for_each(|number| self.handle_failure(number.into()));
+        changed.iter().for_each(|number| self.handle_failed_rail(number.into()));
     }
 
     /// Handles a failed read over rail `number`, which fails all reads in flight there.
     #[cold]
-    fn handle_failure(&mut self, number: usize) {
+    fn handle_failed_rail(&mut self, number: usize) {
         self.rails[number] = None;
         self.next_try = Some(Instant::now() + TRY_EVERY);
         let Self { requests, flushes, .. } = self;
@@ -392,7 +392,7 @@ mod tests {
         let (mut flushes, id) = one();
         flushes.flushes[id.index()].waiting = waiting;
         let begin = Instant::now();
-        flushes.handle_failure(1);
+        flushes.handle_failed_rail(1);
         assert!(flushes.next_try >= Some(begin + TRY_EVERY));
         let flush = flushes.flushes[id.index()];
         (flush.waiting, flush.is_failed, flush.failures)
@@ -415,8 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_a_failing_device_refuses_is_asked_for_again_as_long_as_that_may_take_and_ten_times_more()
-     {
+    fn a_flush_that_a_failing_device_refuses_is_tried_until_the_limit_and_ten_times_more() {
         let refusal = Error::from(VerbsError::of_device("ibv_create_qp", libc::EIO));
         let (mut flushes, id) = one();
         assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "no time has gone by");

@@ -1,7 +1,7 @@
 //! Health of one end: detects a dead path or a dead peer, and keeps the error that ends it.
 
 use crate::error::{Error, Result};
-use crate::net::operations::seen::Seen;
+use crate::net::operations::snapshot::OperationsSnapshot;
 use crate::net::peer::first_error;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::set::QpSet;
@@ -42,7 +42,7 @@ const MAX_FACTOR: u32 = 8;
 /// Each suspicion doubles the limit, so a fabric that pauses for long is not disturbed repeatedly.
 /// Each minute without a suspicion halves it.
 #[derive(Debug)]
-pub struct Stall {
+pub struct DeadPathDetector {
     /// Unsuccessful tests until the clock is read.
     left: u32,
     /// Those from one reading of the clock to the next, at most [`LOOK_EVERY`].
@@ -63,7 +63,7 @@ pub struct Stall {
     last: Instant,
 }
 
-impl Stall {
+impl DeadPathDetector {
     /// Suspects a path after `limit_ms` milliseconds plus the time that the data and its
     /// acknowledgement take; 0 disables this. `round_trip` is zero if unknown.
     pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
@@ -372,7 +372,8 @@ impl StickyError {
             return error.logged();
         }
         self.logged = Some(error.clone());
-        let operation = labels.is_waiting().then(|| Seen::now().operation_of(labels)).flatten();
+        let operation =
+            labels.is_waiting().then(|| OperationsSnapshot::now().operation_of(labels)).flatten();
         match operation.filter(|operation| matches!(operation.peer, PeerRank::Known(_))) {
             Some(operation) => error.context(format_args!("during {operation}")),
             None => error,
@@ -384,16 +385,16 @@ impl StickyError {
 mod tests {
     use super::*;
 
-    mod stall {
+    mod dead_path {
         use super::*;
 
         #[test]
         fn each_test_without_success_is_counted_and_one_of_256_looks_at_the_clock() {
-            let mut stall = Stall::new(0, Duration::ZERO);
+            let mut dead_path = DeadPathDetector::new(0, Duration::ZERO);
             for count in 1..=1000 {
-                assert_eq!(stall.is_due(), count % LOOK_EVERY == 0);
-                assert_eq!(stall.was_due(), count % LOOK_EVERY == 0);
-                assert_eq!(stall.tests(), count);
+                assert_eq!(dead_path.is_due(), count % LOOK_EVERY == 0);
+                assert_eq!(dead_path.was_due(), count % LOOK_EVERY == 0);
+                assert_eq!(dead_path.tests(), count);
             }
         }
 
@@ -401,14 +402,17 @@ mod tests {
 
         /// Whether message 7 becomes suspicious within `within` of tests that come `apart`.
         fn is_suspected(
-            stall: &mut Stall,
+            dead_path: &mut DeadPathDetector,
             begin: Instant,
             apart: Duration,
             within: Duration,
         ) -> bool {
             let times = (1..).map(|test| apart * test).take_while(|time| *time <= within);
             let mut checks = times.filter_map(|time| {
-                stall.is_due().then(|| stall.check(7, Duration::ZERO, begin + time)).flatten()
+                dead_path
+                    .is_due()
+                    .then(|| dead_path.check(7, Duration::ZERO, begin + time))
+                    .flatten()
             });
             checks.next().is_some()
         }
@@ -416,40 +420,45 @@ mod tests {
         #[test]
         fn a_stall_is_found_in_time_however_rare_the_tests_are() {
             for apart in [MS / 10_000, MS / 100, MS, 5 * MS, 20 * MS] {
-                let mut stall = Stall::new(100, Duration::ZERO);
+                let mut dead_path = DeadPathDetector::new(100, Duration::ZERO);
                 let mut begin = Instant::now();
                 // The first time, it is not yet known how rare the tests are.
                 for most in [3 * LOOK_EVERY, PAUSES + 3] {
                     let within = 100 * MS + most * apart + 2 * LOOK_WITHIN;
-                    assert!(is_suspected(&mut stall, begin, apart, within), "{apart:?} {most}");
-                    (begin, stall.factor) = (stall.looked.0, 1);
+                    assert!(is_suspected(&mut dead_path, begin, apart, within), "{apart:?} {most}");
+                    (begin, dead_path.factor) = (dead_path.looked.0, 1);
                 }
             }
         }
 
         #[test]
         fn rare_tests_make_a_connection_patient() {
-            let mut stall = Stall::new(100, Duration::ZERO);
+            let mut dead_path = DeadPathDetector::new(100, Duration::ZERO);
             let within = 100 * MS + (PAUSES - 1) * MS;
-            assert!(!is_suspected(&mut stall, Instant::now(), MS, within));
+            assert!(!is_suspected(&mut dead_path, Instant::now(), MS, within));
         }
 
         #[test]
         fn after_a_pause_the_clock_is_soon_read_as_rarely_as_before() {
-            let (begin, mut stall) = (Instant::now(), Stall::new(100, Duration::ZERO));
+            let (begin, mut dead_path) =
+                (Instant::now(), DeadPathDetector::new(100, Duration::ZERO));
             let mut now = begin + Duration::from_secs(3600);
             for _ in 0..20 {
-                stall.waited(7, now);
+                dead_path.waited(7, now);
                 now += MS / 100;
             }
-            assert_eq!(stall.every, LOOK_EVERY);
+            assert_eq!(dead_path.every, LOOK_EVERY);
         }
 
         /// The age in ms at which message 7 becomes suspicious, counted from `begin` and checked
         /// each ms.
-        fn suspected_after(stall: &mut Stall, data_time: Duration, begin: Instant) -> Option<u32> {
-            stall.reset(stall.round_trip);
-            (0..100_000).find(|ms| match stall.check(7, data_time, begin + *ms * MS) {
+        fn suspected_after(
+            dead_path: &mut DeadPathDetector,
+            data_time: Duration,
+            begin: Instant,
+        ) -> Option<u32> {
+            dead_path.reset(dead_path.round_trip);
+            (0..100_000).find(|ms| match dead_path.check(7, data_time, begin + *ms * MS) {
                 None => false,
                 Some(waited) => {
                     assert_eq!(waited, *ms * MS);
@@ -461,33 +470,33 @@ mod tests {
         #[test]
         fn a_message_that_is_the_oldest_one_for_long_is_suspicious_and_the_next_one_twice_as_late()
         {
-            let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
+            let (mut dead_path, now) = (DeadPathDetector::new(100, Duration::ZERO), Instant::now());
             let limits = [100, 200, 400, 800, 800];
             assert_eq!(
-                limits.map(|_| suspected_after(&mut stall, Duration::ZERO, now)),
+                limits.map(|_| suspected_after(&mut dead_path, Duration::ZERO, now)),
                 limits.map(Some)
             );
-            let mut stall = Stall::new(100, Duration::ZERO);
+            let mut dead_path = DeadPathDetector::new(100, Duration::ZERO);
             assert_eq!(
-                suspected_after(&mut stall, 2 * MS, now),
+                suspected_after(&mut dead_path, 2 * MS, now),
                 Some(200),
                 "50 times what the data takes"
             );
-            assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(400));
+            assert_eq!(suspected_after(&mut dead_path, 2 * MS, now), Some(400));
         }
 
         #[test]
         fn an_acknowledgement_has_two_round_trips_beside_the_limit() {
-            let (mut stall, now) = (Stall::new(100, 80 * MS), Instant::now());
-            assert_eq!(stall.limit(now), 260 * MS);
-            assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(360));
-            stall.reset(10 * MS);
+            let (mut dead_path, now) = (DeadPathDetector::new(100, 80 * MS), Instant::now());
+            assert_eq!(dead_path.limit(now), 260 * MS);
+            assert_eq!(suspected_after(&mut dead_path, 2 * MS, now), Some(360));
+            dead_path.reset(10 * MS);
             assert_eq!(
-                suspected_after(&mut stall, Duration::ZERO, now),
+                suspected_after(&mut dead_path, Duration::ZERO, now),
                 Some(240),
                 "twice as late as the first"
             );
-            let mut never = Stall::new(0, 80 * MS);
+            let mut never = DeadPathDetector::new(0, 80 * MS);
             assert_eq!(
                 (never.limit(now), suspected_after(&mut never, Duration::ZERO, now)),
                 (Duration::ZERO, None)
@@ -496,42 +505,42 @@ mod tests {
 
         #[test]
         fn each_message_has_a_time_of_its_own_and_none_begins_with_a_reset() {
-            let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
-            let mut check = |oldest, ms| stall.check(oldest, Duration::ZERO, now + ms * MS);
+            let (mut dead_path, now) = (DeadPathDetector::new(100, Duration::ZERO), Instant::now());
+            let mut check = |oldest, ms| dead_path.check(oldest, Duration::ZERO, now + ms * MS);
             assert_eq!(
                 (check(1, 0), check(1, 99), check(2, 100), check(2, 199)),
                 (None, None, None, None)
             );
             assert_eq!(check(2, 200), Some(100 * MS));
             assert_eq!(check(2, 1000), None, "it begins anew");
-            stall.reset(stall.round_trip);
-            assert_eq!(stall.waited(2, now + 2000 * MS), None);
-            assert_eq!(stall.waited(2, now + 2001 * MS), Some(MS));
+            dead_path.reset(dead_path.round_trip);
+            assert_eq!(dead_path.waited(2, now + 2000 * MS), None);
+            assert_eq!(dead_path.waited(2, now + 2001 * MS), Some(MS));
         }
 
         #[test]
         fn a_quiet_minute_halves_the_limit_until_it_is_the_first_one() {
-            let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
+            let (mut dead_path, now) = (DeadPathDetector::new(100, Duration::ZERO), Instant::now());
             for _ in 0..3 {
-                stall.back_off(now);
+                dead_path.back_off(now);
             }
             let minute = Duration::from_secs(60);
-            assert_eq!(stall.limit(now + minute - MS), 800 * MS);
-            assert_eq!(stall.limit(now + minute), 400 * MS);
-            assert_eq!(stall.limit(now + 2 * minute - MS), 400 * MS);
+            assert_eq!(dead_path.limit(now + minute - MS), 800 * MS);
+            assert_eq!(dead_path.limit(now + minute), 400 * MS);
+            assert_eq!(dead_path.limit(now + 2 * minute - MS), 400 * MS);
             assert_eq!(
-                [2, 3, 4].map(|minutes| stall.limit(now + minutes * minute)),
+                [2, 3, 4].map(|minutes| dead_path.limit(now + minutes * minute)),
                 [200 * MS, 100 * MS, 100 * MS]
             );
-            stall.back_off(now + 4 * minute);
+            dead_path.back_off(now + 4 * minute);
             assert_eq!(
-                stall.limit(now + 5 * minute - MS),
+                dead_path.limit(now + 5 * minute - MS),
                 200 * MS,
                 "the minute begins with the last suspicion"
             );
-            stall.check(1, Duration::ZERO, now + 5 * minute);
+            dead_path.check(1, Duration::ZERO, now + 5 * minute);
             assert_eq!(
-                suspected_after(&mut stall, Duration::ZERO, now + 5 * minute),
+                suspected_after(&mut dead_path, Duration::ZERO, now + 5 * minute),
                 Some(100),
                 "a check looks at that as well"
             );
@@ -539,10 +548,10 @@ mod tests {
 
         #[test]
         fn without_a_limit_nothing_is_suspicious() {
-            let mut stall = Stall::new(0, Duration::ZERO);
+            let mut dead_path = DeadPathDetector::new(0, Duration::ZERO);
             let now = Instant::now();
-            assert_eq!(suspected_after(&mut stall, Duration::ZERO, now), None);
-            assert_eq!(stall.limit(now), Duration::ZERO);
+            assert_eq!(suspected_after(&mut dead_path, Duration::ZERO, now), None);
+            assert_eq!(dead_path.limit(now), Duration::ZERO);
         }
     }
 

@@ -1,11 +1,11 @@
 //! A receive communicator: takes buffers, sends clear-to-sends, polls completions, and resumes over
 //! new queue pairs after a fault.
 
-use super::both_ends::{Done, Outcome, Path, Test, Tested, found, name_operation};
+use super::both_ends::{Done, Outcome, Path, Test, Tested, end_check, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
-use super::exclusive_cell::{Begun, ExclusiveCell, First};
+use super::exclusive_cell::{BegunCall, ExclusiveCell, FirstStep};
 use super::flush::Flushes;
-use super::health::{Mode, Stall, StickyError};
+use super::health::{DeadPathDetector, Mode, StickyError};
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
@@ -19,7 +19,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto;
-use crate::proto::explain::look::{Found, Look};
+use crate::proto::explain::snapshot::{EndCheck, EndSnapshot};
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
@@ -27,7 +27,7 @@ use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
-use crate::proto::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId};
+use crate::proto::requests::{Entries, Entry, Finished, RecvRequest, RequestId, TestResult};
 use crate::proto::{MAX_GROUP, QpIndex};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
@@ -35,7 +35,7 @@ use crate::stats::record::ConnStats;
 use crate::verbs::clock;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Success, Taken, Unread};
+use crate::verbs::work::{Batch, Completion, ReadOutcome, Success, Unread};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ pub struct Expected<'a> {
 ///   clear-to-sends;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a receive is timed: `handle_due`, `choose_path`;
-/// - during a fault: `check_*`, `handle_failure_on`.
+/// - during a fault: `check_*`, `recover_or_fail_without`.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
@@ -98,7 +98,7 @@ pub struct RecvPath {
     poll_error: Option<Error>,
     /// What is possible while the peer's state is not open.
     mode: Mode,
-    stall: Stall,
+    dead_path: DeadPathDetector,
     /// `None`: the first fault ends the connection.
     recovery: Option<Arc<ConnRecovery>>,
     peer: Arc<PeerState>,
@@ -149,7 +149,7 @@ impl RecvComm {
         let requests = Arc::clone(flow.entries());
         let path = RecvPath {
             flow,
-            stall: Stall::new(nic.config.stall_ms, qps.round_trip),
+            dead_path: DeadPathDetector::new(nic.config.stall_ms, qps.round_trip),
             is_plain: !qps.are_on_several_rails(),
             qps,
             ring,
@@ -189,12 +189,12 @@ impl RecvComm {
     ) -> O {
         if count == 1 {
             match self.path.begin(|path| path.begin_single(expected, begun)) {
-                Begun::Done => return O::SUCCESS,
-                Begun::Next(inside) => {
+                BegunCall::Done => return O::SUCCESS,
+                BegunCall::Next(inside) => {
                     let sent = inside.resume(|path| path.send_due_cts(), RecvPath::log_once);
                     return O::from_result("irecv", sent);
                 }
-                Begun::Other => {}
+                BegunCall::Other => {}
             }
         }
         irecv_in_general(&self.path, count, expected, begun)
@@ -289,13 +289,16 @@ impl RecvComm {
     }
 
     /// The present state, unless a thread is inside.
-    pub fn look(&self) -> Found {
-        let look = self.path.try_visit(|path| {
+    pub fn snapshot(&self) -> EndCheck {
+        let snapshot = self.path.try_visit(|path| {
             let flushes = path.flushes.as_ref().is_some_and(|flushes| flushes.are_outstanding());
-            let look = path.flow.look(path.stall.tests(), flushes);
-            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
+            let snapshot = path.flow.snapshot(path.dead_path.tests(), flushes);
+            EndSnapshot {
+                sender_rank: snapshot.sender_rank.filter(|_| path.tags_are_ranks),
+                ..snapshot
+            }
         });
-        found(look, &self.peer)
+        end_check(snapshot, &self.peer)
     }
 }
 
@@ -354,7 +357,7 @@ impl End for RecvComm {
             if !self.peer.is_recovering()
                 && let Err(e) = path.cts_sender.probe.send(&mut path.qps, self.peer.is_doubted())
             {
-                path.handle_failure(e)?;
+                path.recover_or_fail(e)?;
             }
             path.poll_any().map(drop)
         })
@@ -414,9 +417,9 @@ impl End for RecvComm {
             }
             let missing_list = path.flow.missing_list(qps.striping);
             path.flushes.iter_mut().for_each(|flushes| flushes.handle_devices(qps.devices()));
-            qps.tell(&path.stats);
+            qps.record_in(&path.stats);
             path.stats.handle_recovery();
-            path.stall.reset(qps.round_trip);
+            path.dead_path.reset(qps.round_trip);
             debug_assert!(path.qps.qps.is_empty(), "the old queue pairs were not taken out");
             debug_assert!(
                 qps.qps.iter().all(|connected| connected.receives >= path.flow.receives()),
@@ -453,18 +456,20 @@ impl RecvPath {
         &mut self,
         expected: impl Fn(usize) -> std::result::Result<Expected<'a>, E>,
         begun: impl FnOnce(&Entry<RecvRequest>),
-    ) -> First {
-        let Ok(Expected { addr, length, tag, memory }) = expected(0) else { return First::Other };
+    ) -> FirstStep {
+        let Ok(Expected { addr, length, tag, memory }) = expected(0) else {
+            return FirstStep::Other;
+        };
         let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
         if self.stats.is_due_next()
             || !memory.covers(addr, length)
             || !self.flow.begin_single(buffer, begun)
         {
-            return First::Other;
+            return FirstStep::Other;
         }
         // The timer is not due: `is_due_next` was false above.
         let _ = self.stats.handle_begun(1);
-        if self.can_send_cts() { First::Next } else { First::Done }
+        if self.can_send_cts() { FirstStep::Next } else { FirstStep::Done }
     }
 
     /// Sends the clear-to-sends that are due after [`Self::begin_single`].
@@ -476,8 +481,8 @@ impl RecvPath {
         match self.send_one_write() {
             // One write is nearly always enough.
             Ok(()) if !self.can_send_cts() => Ok(()),
-            Ok(()) => self.send_cts().or_else(|e| self.handle_failure(e)),
-            Err(e) => self.handle_failure(e),
+            Ok(()) => self.send_cts().or_else(|e| self.recover_or_fail(e)),
+            Err(e) => self.recover_or_fail(e),
         }
     }
 
@@ -510,7 +515,7 @@ impl RecvPath {
         }
         match self.send_cts() {
             Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(e),
+            Err(e) => self.recover_or_fail(e),
         }
     }
 
@@ -524,10 +529,10 @@ impl RecvPath {
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         let Some(more) = self.flow.more_receives(count) else {
-            return self.send_cts().or_else(|e| self.handle_failure(e));
+            return self.send_cts().or_else(|e| self.recover_or_fail(e));
         };
         if let Err(e) = self.qps.keep_receives(more) {
-            return self.handle_failure(e);
+            return self.recover_or_fail(e);
         }
         self.flow.handle_more_receives();
         self.receive(count, expected, begun)
@@ -581,9 +586,9 @@ impl Path for RecvPath {
 
     /// [`Self::finish`] is needed for a group.
     #[inline(always)]
-    fn finish_fast(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Progress {
+    fn finish_fast(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> TestResult {
         let progress = self.flow.progress(test.request);
-        if let Progress::Finished(length) = progress {
+        if let TestResult::Finished(length) = progress {
             self.stats.handle_done(length);
             (test.done)(&[length]);
         }
@@ -606,17 +611,17 @@ impl Path for RecvPath {
 
     #[inline(always)]
     fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due() && !self.flow.has_waiting_cts()
+        !self.dead_path.is_due() && !self.flow.has_waiting_cts()
     }
 
     /// Reads the clock if that is due, and sends clear-to-sends that were delayed to be batched.
     #[inline(never)]
     fn handle_empty_poll(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<()> {
         self.flow.handle_empty_poll(test.request.id());
-        if self.stall.was_due() {
-            self.check_stall()?;
+        if self.dead_path.was_due() {
+            self.check_path()?;
         }
-        self.send_cts().or_else(|e| self.handle_failure(e))
+        self.send_cts().or_else(|e| self.recover_or_fail(e))
     }
 
     #[inline(always)]
@@ -638,9 +643,9 @@ impl Path for RecvPath {
             let Self { flow, qps, cts_sender, .. } = self;
             let take = |success| take(flow, cts_sender, &mut qps.qps, success);
             match completion.success().map(take) {
-                Some(Taken::Yes | Taken::Uncounted) => completions = others,
-                Some(Taken::Last) => return Some(others),
-                Some(Taken::No) | None => return Some(completions),
+                Some(ReadOutcome::Yes | ReadOutcome::Uncounted) => completions = others,
+                Some(ReadOutcome::Last) => return Some(others),
+                Some(ReadOutcome::No) | None => return Some(completions),
             }
         }
         None
@@ -648,7 +653,7 @@ impl Path for RecvPath {
 
     #[inline(always)]
     fn finish_fast_completions(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> bool {
-        !self.flow.is_cts_due() && self.finish_fast(test) != Progress::Other
+        !self.flow.is_cts_due() && self.finish_fast(test) != TestResult::Other
     }
 
     /// Posts receives before, and sends due clear-to-sends after.
@@ -656,14 +661,14 @@ impl Path for RecvPath {
     fn handle_completions(&mut self, completions: &[Completion]) -> Result<()> {
         match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
             Ok(()) => self.handle_posted(completions),
-            Err(e) => self.handle_failed(completions, Err(e)),
+            Err(e) => self.handle_batch_with_errors(completions, Err(e)),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn handle_failure(&mut self, error: Error) -> Result<()> {
-        self.handle_failure_on(error, 0)
+    fn recover_or_fail(&mut self, error: Error) -> Result<()> {
+        self.recover_or_fail_without(error, 0)
     }
 
     /// Also checks whether the timed receive is complete.
@@ -703,11 +708,11 @@ impl RecvPath {
     fn handle_posted(&mut self, mut completions: &[Completion]) -> Result<()> {
         while let [completion, others @ ..] = completions {
             if completion.status() != Status::SUCCESS {
-                return self.handle_failed(completions, Ok(()));
+                return self.handle_batch_with_errors(completions, Ok(()));
             }
             let Self { flow, qps, cts_sender, .. } = self;
             if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
-                return self.handle_failed(others, Err(e));
+                return self.handle_batch_with_errors(others, Err(e));
             }
             completions = others;
         }
@@ -724,23 +729,27 @@ impl RecvPath {
         }
         match self.poll_rails() {
             Ok(0) => {
-                let _ = self.stall.is_due();
+                let _ = self.dead_path.is_due();
                 self.handle_empty_poll(test)
             }
-            Ok(_) => self.send_cts().or_else(|e| self.handle_failure(e)),
-            Err(e) => self.handle_failure(e),
+            Ok(_) => self.send_cts().or_else(|e| self.recover_or_fail(e)),
+            Err(e) => self.recover_or_fail(e),
         }
     }
 
-    /// Same as [`SendPath::handle_failed`](super::send::SendPath::handle_failed).
+    /// Same as [`SendPath::handle_batch_with_errors`](super::send::SendPath::handle_batch_with_errors).
     ///
     /// # Errors
     /// The connection has failed.
     #[cold]
     #[inline(never)]
-    fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
+    fn handle_batch_with_errors(
+        &mut self,
+        completions: &[Completion],
+        outcome: Result<()>,
+    ) -> Result<()> {
         let Self { flow, qps, cts_sender, peer, .. } = self;
-        qps.handle_completions(peer, completions, outcome, |qps, completion| {
+        qps.for_each_success(peer, completions, outcome, |qps, completion| {
             handle(flow, cts_sender, qps, completion)
         })
     }
@@ -768,7 +777,7 @@ impl RecvPath {
             self.peer.peer().set_rank(rank);
         }
         name_operation(&mut self.stats, id);
-        let outcome = self.send_cts().or_else(|e| self.handle_failure(e));
+        let outcome = self.send_cts().or_else(|e| self.recover_or_fail(e));
         self.handle_posted_cts();
         self.choose_path();
         outcome
@@ -827,10 +836,10 @@ impl RecvPath {
         if polled == 0 {
             self.flow.handle_empty_poll(test.request.id());
             if let Err(e) = self.cts_sender.probe.send(&mut self.qps, self.peer.is_doubted()) {
-                return self.handle_failure(e);
+                return self.recover_or_fail(e);
             }
         }
-        self.send_cts().or_else(|e| self.handle_failure(e))
+        self.send_cts().or_else(|e| self.recover_or_fail(e))
     }
 
     /// Polls all completion queues; returns the number of completions.
@@ -838,19 +847,19 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     fn poll_any(&mut self) -> Result<usize> {
-        let polled = self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 0))?;
+        let polled = self.poll_rails().or_else(|e| self.recover_or_fail(e).map(|()| 0))?;
         if polled > 0 {
             self.peer.handle_acknowledged();
         }
         Ok(polled)
     }
 
-    /// [`Self::handle_failure`] where the `lagging` lanes acknowledge nothing, as a bit mask of
+    /// [`Self::recover_or_fail`] where the `lagging` lanes acknowledge nothing, as a bit mask of
     /// queue pairs.
     ///
     /// # Errors
     /// The connection ends.
-    fn handle_failure_on(&mut self, error: Error, lagging: u32) -> Result<()> {
+    fn recover_or_fail_without(&mut self, error: Error, lagging: u32) -> Result<()> {
         if error.loses_completion {
             self.poll_error.get_or_insert_with(|| error.clone());
         }
@@ -872,25 +881,25 @@ impl RecvPath {
     /// The connection ends.
     #[cold]
     #[inline(never)]
-    fn check_stall(&mut self) -> Result<()> {
+    fn check_path(&mut self) -> Result<()> {
         let now = clock::now();
-        let limit = self.stall.limit(now);
+        let limit = self.dead_path.limit(now);
         if self.recovery.is_none() || limit.is_zero() {
             return Ok(());
         }
         if self
-            .stall
+            .dead_path
             .waited(self.flow.oldest_missing(), now)
             .is_none_or(|waited| waited < PROBE_AFTER)
         {
             return Ok(());
         }
         if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
-            return self.handle_failure(e);
+            return self.recover_or_fail(e);
         }
         match self.cts_sender.probe.outstanding_for() {
             Some(waited) if waited > limit => {
-                self.stall.back_off(now);
+                self.dead_path.back_off(now);
                 let text = format!(
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
                     waited.as_millis()
@@ -898,7 +907,7 @@ impl RecvPath {
                 // Clear-to-sends use the first queue pair of each rail.
                 let firsts = RailMask::first(self.qps.rails.len() as u8).0;
                 let lagging = if self.qps.labels.are_used() { firsts.into() } else { 0 };
-                self.handle_failure_on(Error::remote(text).recoverable(), lagging)
+                self.recover_or_fail_without(Error::remote(text).recoverable(), lagging)
             }
             _ => Ok(()),
         }
@@ -913,20 +922,20 @@ fn take(
     cts_sender: &mut CtsSender,
     qps: &mut [ConnectedQp],
     success: Success<'_>,
-) -> Taken {
+) -> ReadOutcome {
     let qp = match WrId::from_bits(success.id()) {
         WrId::Receive { qp } => qp,
         WrId::Cts { qp } => {
             cts_sender.handle_completion(qp);
-            return Taken::Uncounted;
+            return ReadOutcome::Uncounted;
         }
-        _ => return Taken::No,
+        _ => return ReadOutcome::No,
     };
-    let Some(connected) = qps.get_mut(usize::from(qp)) else { return Taken::No };
+    let Some(connected) = qps.get_mut(usize::from(qp)) else { return ReadOutcome::No };
     if !flow.complete_whole(QpIndex(qp), Imm::from_bits(success.imm())) {
-        return Taken::No;
+        return ReadOutcome::No;
     }
-    if connected.count_receive() { Taken::Last } else { Taken::Yes }
+    if connected.count_receive() { ReadOutcome::Last } else { ReadOutcome::Yes }
 }
 
 /// Handles a successful completion of a receiver's work request.

@@ -1,14 +1,14 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions, and resends over new
 //! queue pairs after a fault.
 
-use super::both_ends::{Done, Outcome, Path, Test, Tested, found, name_operation};
-use super::exclusive_cell::{Begun, ExclusiveCell, First, Inside};
-use super::health::{Mode, Probe, Stall, StickyError};
+use super::both_ends::{Done, Outcome, Path, Test, Tested, end_check, name_operation};
+use super::exclusive_cell::{BegunCall, ExclusiveCell, FirstStep, Inside};
+use super::health::{DeadPathDetector, Mode, Probe, StickyError};
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
-use crate::net::operations::seen::Seen;
+use crate::net::operations::snapshot::OperationsSnapshot;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -16,17 +16,17 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::explain::look::{Found, Look};
+use crate::proto::explain::snapshot::{EndCheck, EndSnapshot};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::move_budget::{Carried, Speeds};
-use crate::proto::requests::{Entries, Entry, Progress, RequestId, SendRequest};
-use crate::proto::send::Unapplied;
+use crate::proto::requests::{Entries, Entry, RequestId, SendRequest, TestResult};
+use crate::proto::send::MissingListError;
 use crate::proto::send::{
-    Fast, MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer,
+    FastSubmit, MAX_STRIPE_WRS, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, SendRefusal, Transfer,
 };
 use crate::proto::{MAX_MESSAGE, QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
@@ -39,7 +39,7 @@ use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Sge, Success, Taken, Target, Unread, Write};
+use crate::verbs::work::{Batch, Completion, ReadOutcome, Sge, Success, Target, Unread, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -105,7 +105,7 @@ pub struct SendPath {
     sticky_error: StickyError,
     /// What is possible while the peer's state is not open.
     mode: Mode,
-    stall: Stall,
+    dead_path: DeadPathDetector,
     /// `None`: the first fault ends the connection.
     recovery: Option<Arc<ConnRecovery>>,
     peer: Arc<PeerState>,
@@ -122,7 +122,7 @@ pub struct SendPath {
     /// Whether it has had one rail from the beginning.
     has_one_rail: bool,
     /// `None`: its lanes never move to other paths.
-    carrying: Option<Box<Carrying>>,
+    speed_meter: Option<Box<SpeedMeter>>,
     /// Whether the tags of messages are known to be ranks.
     tags_are_ranks: bool,
     /// Whether a message has been truncated and a warning logged.
@@ -157,7 +157,7 @@ impl SendComm {
         let may_move = recovery.is_some() && terms.striping.is_split() && qps.labels.are_used();
         let mut path = SendPath {
             flow,
-            stall: Stall::new(nic.config.stall_ms, qps.round_trip),
+            dead_path: DeadPathDetector::new(nic.config.stall_ms, qps.round_trip),
             qps,
             ring,
             trailing_immediate_above,
@@ -166,7 +166,7 @@ impl SendComm {
             sticky_error,
             mode: Mode::Running,
             recovery: recovery.clone(),
-            carrying: may_move.then(Box::default),
+            speed_meter: may_move.then(Box::default),
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,
@@ -206,9 +206,9 @@ impl SendComm {
         begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> O {
         match self.path.begin(SendPath::look_for_cts) {
-            Begun::Done => O::SUCCESS,
-            Begun::Next(inside) => isend_next(inside, addr, length, tag, memory, begun),
-            Begun::Other => isend_in_general(&self.path, addr, length, tag, memory, begun),
+            BegunCall::Done => O::SUCCESS,
+            BegunCall::Next(inside) => isend_next(inside, addr, length, tag, memory, begun),
+            BegunCall::Other => isend_in_general(&self.path, addr, length, tag, memory, begun),
         }
     }
 
@@ -229,16 +229,19 @@ impl SendComm {
     }
 
     /// The present state, unless a thread is inside.
-    pub fn look(&self) -> Found {
-        let look = self.path.try_visit(|path| {
+    pub fn snapshot(&self) -> EndCheck {
+        let snapshot = self.path.try_visit(|path| {
             let ring = &path.ring;
             let read = |seq| {
                 ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
             };
-            let look = path.flow.look(path.stall.tests(), read);
-            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
+            let snapshot = path.flow.snapshot(path.dead_path.tests(), read);
+            EndSnapshot {
+                sender_rank: snapshot.sender_rank.filter(|_| path.tags_are_ranks),
+                ..snapshot
+            }
         });
-        found(look, &self.peer)
+        end_check(snapshot, &self.peer)
     }
 }
 
@@ -344,10 +347,10 @@ impl End for SendComm {
                 .map_err(|why| unapplied(&why))?;
             let Some(qps) = unused.take() else { return Ok(None) };
             path.memory.use_devices(qps.devices());
-            qps.tell(&path.stats);
+            qps.record_in(&path.stats);
             path.stats.handle_recovery();
             path.stats.set_moves(qps.labels.replaced());
-            path.stall.reset(qps.round_trip);
+            path.dead_path.reset(qps.round_trip);
             path.use_qps(qps);
             path.choose_path();
             path.other_work = OtherWork::default();
@@ -387,16 +390,16 @@ impl SendPath {
     /// The first step of [`SendComm::isend`]: checks whether the receiver has cleared a message to
     /// send.
     #[inline(always)]
-    fn look_for_cts(&mut self) -> First {
+    fn look_for_cts(&mut self) -> FirstStep {
         let Self { flow, ring, stats, .. } = self;
         let is_there = |seq| {
             ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
         };
         match flow.refuse(is_there) {
-            Refusal::Next => First::Next,
-            Refusal::Again => First::Done,
-            Refusal::First if stats.handle_refused_untimed() => First::Done,
-            Refusal::First | Refusal::No => First::Other,
+            SendRefusal::Next => FirstStep::Next,
+            SendRefusal::Again => FirstStep::Done,
+            SendRefusal::First if stats.handle_refused_untimed() => FirstStep::Done,
+            SendRefusal::First | SendRefusal::No => FirstStep::Other,
         }
     }
 
@@ -417,7 +420,8 @@ impl SendPath {
         if self.is_fast(length) && !self.stats.is_due_next() && memory.covers(addr, length) {
             let Self { flow, ring, .. } = self;
             let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
-            if let Fast::Begun(transfer) = flow.submit_single(tag, addr, length, read, begun) {
+            if let FastSubmit::Begun(transfer) = flow.submit_single(tag, addr, length, read, begun)
+            {
                 // The timer is not due: `is_due_next` was false above.
                 let _ = self.stats.handle_begun(1);
                 return self.post_single(&transfer, addr, memory);
@@ -447,7 +451,7 @@ impl SendPath {
         let (qp, imm) = transfer.single();
         let id = WrId::Data { request: transfer.id, qp: qp.0 }.to_bits();
         let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
-            return self.handle_failure(no_such_qp(qp));
+            return self.recover_or_fail(no_such_qp(qp));
         };
         let length = transfer.length;
         let data = Data {
@@ -471,7 +475,7 @@ impl SendPath {
         // Looked up again, so that nothing is kept for it during the post.
         let qp = WrId::from_bits(refused.id).qp();
         let connected = self.qps.qps.get(usize::from(qp));
-        self.handle_failure(connected.map_or_else(
+        self.recover_or_fail(connected.map_or_else(
             || no_such_qp(QpIndex(qp)),
             |connected| connected.qp.refusal(refused).into(),
         ))
@@ -519,7 +523,7 @@ impl SendPath {
             return self.post_single(&transfer, addr, memory);
         }
         // What cannot be posted is sent after the recovery.
-        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.recover_or_fail(e))
     }
 
     /// Whether the send queues have room for all writes that a message of `length` bytes may need.
@@ -596,7 +600,7 @@ impl SendPath {
     #[inline(never)]
     fn handle_cut(&mut self, length: u32, transfer: &Transfer) {
         self.has_cut = true;
-        let operation = Seen::now().operation_of(&Labels::of(&self.stats));
+        let operation = OperationsSnapshot::now().operation_of(&Labels::of(&self.stats));
         let within = operation.map(|operation| format!(" in {operation}")).unwrap_or_default();
         log::warn!(
             "{}: a message of {length} bytes to {}{within} is longer than its receive of {} bytes, and is cut to that size. The two ranks differ \
@@ -635,9 +639,9 @@ impl Path for SendPath {
     }
 
     #[inline(always)]
-    fn finish_fast(&mut self, test: &Test<'_, SendRequest, impl Done>) -> Progress {
+    fn finish_fast(&mut self, test: &Test<'_, SendRequest, impl Done>) -> TestResult {
         let progress = self.flow.progress(test.request);
-        if let Progress::Finished(length) = progress {
+        if let TestResult::Finished(length) = progress {
             self.stats.handle_done(length);
             (test.done)(&[length]);
         }
@@ -656,13 +660,13 @@ impl Path for SendPath {
 
     #[inline(always)]
     fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due()
+        !self.dead_path.is_due()
     }
 
     #[cold]
     #[inline(never)]
     fn handle_empty_poll(&mut self, _test: &Test<'_, SendRequest, impl Done>) -> Result<()> {
-        self.check_stall()
+        self.check_path()
     }
 
     #[inline(always)]
@@ -683,7 +687,7 @@ impl Path for SendPath {
     fn handle_fast<'c>(&mut self, mut completions: &'c [Completion]) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
             match completion.success().map(|success| take(&mut self.flow, success)) {
-                Some(Taken::Yes) => completions = others,
+                Some(ReadOutcome::Yes) => completions = others,
                 _ => return Some(completions),
             }
         }
@@ -700,10 +704,10 @@ impl Path for SendPath {
     fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
         while let [completion, others @ ..] = completions {
             if completion.status() != Status::SUCCESS {
-                return self.handle_failed(completions, Ok(()));
+                return self.handle_batch_with_errors(completions, Ok(()));
             }
             if let Err(e) = handle_sent(&mut self.flow, &mut self.other_work, completion) {
-                return self.handle_failed(others, Err(e));
+                return self.handle_batch_with_errors(others, Err(e));
             }
             completions = others;
         }
@@ -712,7 +716,7 @@ impl Path for SendPath {
 
     #[cold]
     #[inline(never)]
-    fn handle_failure(&mut self, error: Error) -> Result<()> {
+    fn recover_or_fail(&mut self, error: Error) -> Result<()> {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
@@ -734,7 +738,7 @@ impl Path for SendPath {
                 Ok(true) => {
                     let bytes = self.flow.bytes(RequestId::from_bits(id));
                     self.stats.handle_timed_done(Completed { messages: 1, bytes });
-                    self.carrying.iter_mut().for_each(|carrying| carrying.handle_done());
+                    self.speed_meter.iter_mut().for_each(|speed_meter| speed_meter.handle_done());
                 }
                 Err(_) => self.stats.forget_timed(),
             }
@@ -755,9 +759,9 @@ impl SendPath {
             return self.progress_not_open();
         }
         match self.poll_rails() {
-            Ok(0) if self.stall.is_due() => self.check_stall(),
+            Ok(0) if self.dead_path.is_due() => self.check_path(),
             Ok(_) => Ok(()),
-            Err(e) => self.handle_failure(e),
+            Err(e) => self.recover_or_fail(e),
         }
     }
 
@@ -767,9 +771,13 @@ impl SendPath {
     /// The connection has failed.
     #[cold]
     #[inline(never)]
-    fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
+    fn handle_batch_with_errors(
+        &mut self,
+        completions: &[Completion],
+        outcome: Result<()>,
+    ) -> Result<()> {
         let Self { flow, qps, other_work, peer, .. } = self;
-        qps.handle_completions(peer, completions, outcome, |_, completion| {
+        qps.for_each_success(peer, completions, outcome, |_, completion| {
             handle_sent(flow, other_work, completion)
         })
     }
@@ -800,10 +808,10 @@ impl SendPath {
         {
             self.stats.set_timed_place(place);
             // This scans all requests, so do it only where it is needed.
-            if let Some(carrying) = self.carrying.as_mut().filter(|_| self.flow.has_lanes())
+            if let Some(speed_meter) = self.speed_meter.as_mut().filter(|_| self.flow.has_lanes())
                 && let Some((_, bytes)) = self.flow.unacknowledged()
             {
-                carrying.begun = Some((clock::now(), bytes));
+                speed_meter.begun = Some((clock::now(), bytes));
             }
         }
         name_operation(&mut self.stats, id);
@@ -836,7 +844,7 @@ impl SendPath {
         if self.flow.is_idle()
             && let Err(e) = self.other_work.probe.send(&mut self.qps, self.peer.is_doubted())
         {
-            self.handle_failure(e)?;
+            self.recover_or_fail(e)?;
         }
         if self.other_work.probe.is_outstanding() {
             self.poll_any()?;
@@ -882,7 +890,7 @@ impl SendPath {
                 }
                 Ok(polled)
             }
-            Err(e) => self.handle_failure(e).map(|()| 1),
+            Err(e) => self.recover_or_fail(e).map(|()| 1),
         }
     }
 
@@ -899,18 +907,20 @@ impl SendPath {
     /// The connection ends.
     #[cold]
     #[inline(never)]
-    fn check_stall(&mut self) -> Result<()> {
+    fn check_path(&mut self) -> Result<()> {
         if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
             && self.qps.labels.are_used()
         {
-            let speed = self.carrying.as_ref().and_then(|carrying| carrying.speeds.speed());
+            let speed =
+                self.speed_meter.as_ref().and_then(|speed_meter| speed_meter.speeds.speed());
             recovery.report_slow_lane(qp, speed);
         }
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some())
         else {
             return Ok(());
         };
-        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), clock::now())
+        let Some(waited) =
+            self.dead_path.check(oldest, self.qps.time_to_carry(bytes), clock::now())
         else {
             return Ok(());
         };
@@ -918,7 +928,7 @@ impl SendPath {
             "no data has been acknowledged for {} ms (FERRITE_STALL_MS)",
             waited.as_millis()
         );
-        self.handle_failure(Error::remote(text).recoverable())
+        self.recover_or_fail(Error::remote(text).recoverable())
     }
 
     /// Uses `qps` from now on; messages are already cut for them.
@@ -927,7 +937,7 @@ impl SendPath {
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
         self.fast_up_to = self.fast_bytes();
-        self.carrying.iter_mut().for_each(|carrying| **carrying = Carrying::default());
+        self.speed_meter.iter_mut().for_each(|speed_meter| **speed_meter = SpeedMeter::default());
     }
 
     /// The most bytes of a message that is one write on the only rail; 0 if no message is.
@@ -961,7 +971,7 @@ impl SendPath {
             self.stats.handle_resent(length);
             let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
             if let Err(e) = self.post(addr, lkey, transfer) {
-                return self.handle_failure(e);
+                return self.recover_or_fail(e);
             }
         }
         self.mode = Mode::Running;
@@ -973,10 +983,10 @@ impl SendPath {
 /// Handles a completion on the fast path, which takes writes that carry data and its immediate
 /// ([`WrId::Data`]).
 #[inline(always)]
-fn take(flow: &mut SendFlow, success: Success<'_>) -> Taken {
+fn take(flow: &mut SendFlow, success: Success<'_>) -> ReadOutcome {
     match WrId::from_bits(success.id()) {
-        WrId::Data { request, .. } if flow.complete_stripe(request) => Taken::Yes,
-        _ => Taken::No,
+        WrId::Data { request, .. } if flow.complete_stripe(request) => ReadOutcome::Yes,
+        _ => ReadOutcome::No,
     }
 }
 
@@ -1008,7 +1018,7 @@ fn no_such_qp(qp: QpIndex) -> Error {
     Error::internal(format!("{qp:?} does not exist"))
 }
 
-fn unapplied(why: &Unapplied) -> Error {
+fn unapplied(why: &MissingListError) -> Error {
     Error::remote(why.to_string())
 }
 
@@ -1040,13 +1050,13 @@ impl OtherWork {
 /// How fast the present queue pairs carry what is in flight. It measures the messages that are timed
 /// for the statistics.
 #[derive(Debug, Default)]
-struct Carrying {
+struct SpeedMeter {
     /// When the present measurement began, and how many bytes were in flight then.
     begun: Option<(Instant, u64)>,
     speeds: Speeds,
 }
 
-impl Carrying {
+impl SpeedMeter {
     /// Records that the timed message is acknowledged.
     fn handle_done(&mut self) {
         if let Some((begun, bytes)) = self.begun.take() {

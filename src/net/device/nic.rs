@@ -288,7 +288,7 @@ impl Nic {
         let Some(card) = self.cards.first() else { return Ok(()) };
         let watcher = card.watcher()?;
         if let Some(task) = task {
-            watcher.take_up(task);
+            watcher.run_periodically(task);
         }
         watcher.serve(driver)
     }
@@ -308,7 +308,7 @@ impl Nic {
             log::warn!("{line}");
         }
         if let Some(watcher) = self.cards.iter().find_map(|card| card.started_watcher()) {
-            watcher.take_up(&self.start_workers);
+            watcher.run_periodically(&self.start_workers);
         }
     }
 
@@ -330,7 +330,7 @@ impl Nic {
         self.cards
             .iter()
             .filter_map(|card| card.started_watcher())
-            .for_each(|watcher| watcher.take_up(&task));
+            .for_each(|watcher| watcher.run_periodically(&task));
     }
 
     /// Explains `wait`, of a connection that is not set up yet, and lets a watcher serve `driver`.

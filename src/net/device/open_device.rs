@@ -2,7 +2,7 @@
 //! another one of these.
 
 use crate::error::Result;
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::net::mr::cache::MrCache;
 use crate::proto::endpoint::SINK_BYTES;
 use crate::verbs::clock;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct OpenDevice {
     // Declared first, to be dropped before the descriptors are closed.
-    _unshared: [Unshared; 2],
+    _unshared: [CloseOnFork; 2],
     /// Memory regions.
     pub regions: MrCache,
     /// The protection domain of all objects on the device.
@@ -29,12 +29,12 @@ pub struct OpenDevice {
     sink: Mutex<Weak<Sink>>,
     /// Its refusals to move queue pairs to state ERROR; `None` if it has obeyed since or got no
     /// such command.
-    refusals: Mutex<Option<Refusals>>,
+    refusals: Mutex<Option<RefusedCommands>>,
 }
 
 /// Consecutive commands that a device has refused.
 #[derive(Debug, Clone, Copy)]
-struct Refusals {
+struct RefusedCommands {
     first: Instant,
     last: Instant,
 }
@@ -56,8 +56,8 @@ impl OpenDevice {
         let domain = ProtectionDomain::new(&context)?;
         let regions = MrCache::new(&domain, relaxed_ordering);
         let _unshared = [
-            Unshared::with_mappings(context.command_fd()),
-            Unshared::new(context.event_fd().as_raw_fd()),
+            CloseOnFork::with_mappings(context.command_fd()),
+            CloseOnFork::new(context.event_fd().as_raw_fd()),
         ];
         Ok(Arc::new(Self {
             _unshared,
@@ -87,7 +87,7 @@ impl OpenDevice {
     /// Records that the device has moved a queue pair to state ERROR, or has refused to.
     pub fn handle_command(&self, is_refused: bool) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        *refusals = is_refused.then(|| Refusals::next(*refusals, clock::now()));
+        *refusals = is_refused.then(|| RefusedCommands::next(*refusals, clock::now()));
     }
 
     /// Since when it refuses that, if it does.
@@ -101,7 +101,7 @@ impl OpenDevice {
     }
 }
 
-impl Refusals {
+impl RefusedCommands {
     /// Counts another refusal at `now`.
     fn next(before: Option<Self>, now: Instant) -> Self {
         let recent =
@@ -118,10 +118,10 @@ mod tests {
     fn a_refusal_long_after_another_begins_anew() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let one = Refusals::next(None, at(0));
-        let soon = Refusals::next(Some(one), at(900));
-        let sooner = Refusals::next(Some(soon), at(1800));
+        let one = RefusedCommands::next(None, at(0));
+        let soon = RefusedCommands::next(Some(one), at(900));
+        let sooner = RefusedCommands::next(Some(soon), at(1800));
         assert_eq!([one.first, soon.first, sooner.first], [at(0); 3]);
-        assert_eq!(Refusals::next(Some(sooner), at(2800)).first, at(2800));
+        assert_eq!(RefusedCommands::next(Some(sooner), at(2800)).first, at(2800));
     }
 }

@@ -51,7 +51,7 @@ impl Pairs {
 
 /// The inputs of pairing.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct PairingInputs<'a> {
     /// The rails of the connection.
     pub all: RailMask,
     /// The rails that the peer can use. The others get the ports that are left.
@@ -67,8 +67,8 @@ pub struct Wanted<'a> {
 }
 
 /// The best pairs: most in one network, then most unchanged, then most in the same position.
-pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pairs {
-    let Wanted { all, peer, fixed, before, ports, .. } = wanted;
+pub fn pair(wanted: PairingInputs<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pairs {
+    let PairingInputs { all, peer, fixed, before, ports, .. } = wanted;
     let ports = ports.min(MAX_RAILS);
     let mut table = [[Nearness::Impossible; MAX_RAILS]; MAX_RAILS];
     for rail in all.iter().filter(|rail| usize::from(*rail) < MAX_RAILS) {
@@ -132,12 +132,12 @@ mod tests {
     fn paired(
         rails: &str,
         ports: &str,
-        change: impl FnOnce(&mut Wanted<'_>),
+        change: impl FnOnce(&mut PairingInputs<'_>),
     ) -> [Option<u8>; MAX_RAILS] {
         let letter = |text: &str, at: usize| text.as_bytes()[at];
         let all = RailMask::first(rails.len() as u8);
         let before = Pairs::default();
-        let mut wanted = Wanted {
+        let mut wanted = PairingInputs {
             all,
             peer: all,
             fixed: RailMask::NONE,
@@ -180,7 +180,7 @@ mod tests {
         let mut both = first;
         both.set(1, Some(1));
         let pair_with = |fixed: RailMask, before: &Pairs| {
-            let wanted = Wanted {
+            let wanted = PairingInputs {
                 all: RailMask::first(2),
                 peer: RailMask::first(2),
                 fixed,
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_the_peer_cannot_use_comes_last() {
-        let only_1 = |wanted: &mut Wanted<'_>| wanted.peer = RailMask::only(1);
+        let only_1 = |wanted: &mut PairingInputs<'_>| wanted.peer = RailMask::only(1);
         assert_eq!(paired("AA", "A-", only_1), [None, Some(0), None, None]);
         assert_eq!(paired("AA", "AA", only_1), [Some(0), Some(1), None, None], "both have one");
     }
@@ -225,7 +225,7 @@ mod tests {
         crossed.set(0, Some(1));
         crossed.set(1, Some(0));
         let all = RailMask::first(2);
-        let wanted = Wanted {
+        let wanted = PairingInputs {
             all,
             peer: all,
             fixed: RailMask::NONE,
@@ -237,7 +237,7 @@ mod tests {
         let others =
             |rail: u8, port| if usize::from(rail) == port { Nearness::Near } else { Nearness::Far };
         assert_eq!(pair(wanted, others).0[..2], [Some(0), Some(1)]);
-        let fixed = Wanted { fixed: all, ..wanted };
+        let fixed = PairingInputs { fixed: all, ..wanted };
         assert_eq!(pair(fixed, |_, _| Nearness::Impossible), crossed, "they are in use");
     }
 }

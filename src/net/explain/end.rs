@@ -1,7 +1,7 @@
 //! What the explainer needs of a communicator.
 
 use crate::net::peer::state::PeerState;
-use crate::proto::explain::look::Found;
+use crate::proto::explain::snapshot::EndCheck;
 pub use crate::stats::labels::Labels;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// One end of a connection.
 pub trait ExplainedEnd: Debug + Send + Sync {
     /// The present state, unless a thread is inside.
-    fn look(&self) -> Found;
+    fn check(&self) -> EndCheck;
 
     /// The peer.
     fn peer(&self) -> &Arc<PeerState>;

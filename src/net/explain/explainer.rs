@@ -11,11 +11,11 @@ use crate::net::background::periodic::PeriodicTask;
 use crate::net::background::weak_registry::WeakRegistry;
 use crate::net::background::workers::{Job, JobId, Workers};
 use crate::net::control::observers::InquiryEvents;
-use crate::net::operations::seen::Seen;
+use crate::net::operations::snapshot::OperationsSnapshot;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Inquiry, STOPPED};
-use crate::proto::explain::look::{Found, Sight};
 use crate::proto::explain::report_times::{Due, ReportTimes};
+use crate::proto::explain::snapshot::{CheckedEnd, EndCheck};
 use crate::proto::frame::{Frame, Kind};
 use crate::proto::identity::Identity;
 use std::collections::BTreeMap;
@@ -161,7 +161,7 @@ impl Explainer {
         let (moment, floor) = (self.instant(now), self.instant(state.floor));
         let (mut waiting, mut left) = (Vec::new(), Vec::new());
         for wait in &all {
-            let Some(found) = wait.look(moment, floor) else { continue };
+            let Some(found) = wait.state_at(moment, floor) else { continue };
             if !self.limit.is_zero()
                 && !found.is_asked()
                 && found.age >= self.limit
@@ -180,7 +180,7 @@ impl Explainer {
     /// Checks `ends`, which are all ends, unless that was done within the last `pause`. Writes into
     /// each record which operation it waits in. Returns the locked state and the time. `asked`:
     /// whether the peer of an end has just asked about it.
-    pub(super) fn look(
+    pub(super) fn check_ends(
         &self,
         ends: &[NumberedEnd],
         pause: Duration,
@@ -199,25 +199,26 @@ impl Explainer {
         let mut known = std::mem::take(&mut state.idle);
         known.retain(|(number, _)| !asked(*number));
         drop(state);
-        let (seen, mut idle, mut others) = (Seen::now(), Vec::with_capacity(known.len()), vec![]);
-        let sights = ends.iter().map(|numbered @ (number, end)| {
+        let (seen, mut idle, mut others) =
+            (OperationsSnapshot::now(), Vec::with_capacity(known.len()), vec![]);
+        let checked_ends = ends.iter().map(|numbered @ (number, end)| {
             let begun = end.labels().idle_after().filter(|_| end.peer().state().is_open());
             let found = begun.and_then(|begun| known.binary_search(&(*number, begun)).ok());
             if let Some(place) = found {
                 idle.push(known[place]);
-                return Sight::unchanged(*number);
+                return CheckedEnd::unchanged(*number);
             }
             others.push(numbered);
-            let sight = sight(*number, end.as_ref(), &seen);
-            let is_idle = sight.recovery.is_empty()
-                && matches!(&sight.found, Found::Look(look) if look.is_idle());
+            let checked_end = checked_end(*number, end.as_ref(), &seen);
+            let is_idle = checked_end.recovery.is_empty()
+                && matches!(&checked_end.found, EndCheck::Snapshot(look) if look.is_idle());
             idle.extend(begun.filter(|_| is_idle).map(|begun| (*number, begun)));
-            sight
+            checked_end
         });
-        let sights: Vec<Sight> = sights.collect();
+        let checked_ends: Vec<CheckedEnd> = checked_ends.collect();
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
-        state.inquiry.handle_looks(now, sights, seen.progress());
+        state.inquiry.handle_checked_ends(now, checked_ends, seen.progress());
         let looked = state.looked.replace(now);
         idle.retain(|(number, _)| !(asked(*number) || state.inquiry.is_asked(now, *number)));
         state.idle = idle;
@@ -335,7 +336,7 @@ impl PeriodicTask for Explainer {
         }
         let ends = self.ends();
         let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
-        let (mut state, now) = self.look(&ends, pause, |_| false);
+        let (mut state, now) = self.check_ends(&ends, pause, |_| false);
         let (set_ups, has_set_ups) = self.set_ups(&mut state, now);
         let is_idle = ends.is_empty() && !has_set_ups;
         // The thread may just be opening it, so there are no requests yet.
@@ -371,10 +372,10 @@ impl Job for Explainer {
 }
 
 /// Observes an end, whose messages belong to one of the operations in `seen`.
-fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
-    Sight {
+fn checked_end(id: EndId, end: &dyn ExplainedEnd, seen: &OperationsSnapshot) -> CheckedEnd {
+    CheckedEnd {
         id,
-        found: end.look(),
+        found: end.check(),
         peer: end.peer().peer().identity(),
         operation: seen.operation_of(end.labels()),
         recovery: end.peer().progress().map(|progress| progress.summary()).unwrap_or_default(),

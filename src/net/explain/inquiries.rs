@@ -29,7 +29,7 @@ impl Explainer {
         let ends = self.ends();
         let frames = self.take_inbox();
         let is_asked = |end| frames.contains_key(&(end, true));
-        let (mut state, now) = self.look(&ends, SAME_LOOK, is_asked);
+        let (mut state, now) = self.check_ends(&ends, SAME_LOOK, is_asked);
         handle_frames(&mut state, now, frames, &ends);
         let (set_ups, _) = self.set_ups(&mut state, now);
         state.handle_time(now, &set_ups);

@@ -122,7 +122,7 @@ impl SetUpWait {
 
     /// The state at `now`, if it has waited for long enough to be reported. Nothing is known of the
     /// time before `floor`.
-    pub(super) fn look(&self, now: Instant, floor: Instant) -> Option<SetUp> {
+    pub(super) fn state_at(&self, now: Instant, floor: Instant) -> Option<SetUp> {
         let State { stage, since, asked, detail, is_over, .. } = &*self.lock();
         let age = |from: Instant| now.saturating_duration_since(from.max(floor));
         (!is_over && age(*since) >= SETTLED).then(|| SetUp {
@@ -315,7 +315,7 @@ mod tests {
         let is_asked = |call| {
             let wait = SetUpWait::new(call, "mlx5_0", address);
             let start = wait.lock().since;
-            wait.look(start + SETTLED, start).expect("it waits").is_asked()
+            wait.state_at(start + SETTLED, start).expect("it waits").is_asked()
         };
         assert_eq!([Call::Accept, Call::Connect].map(is_asked), [false, true]);
     }
@@ -326,17 +326,21 @@ mod tests {
         let wait = SetUpWait::new(Call::Connect, "mlx5_0", address);
         let start = wait.lock().since;
         let after = |seconds| start + Duration::from_secs(seconds);
-        let age = |now, floor| wait.look(after(now), after(floor)).map(|found| found.age.as_secs());
+        let age =
+            |now, floor| wait.state_at(after(now), after(floor)).map(|found| found.age.as_secs());
         assert_eq!([age(9, 0), age(9, 8), age(9, 9)], [Some(9), Some(1), None]);
         wait.handle_call(Stage::Dial, Detail::default);
         assert_eq!(wait.lock().since, start, "the same stage");
         wait.handle_call(Stage::Accept, || Detail { peer: "p".into(), trouble: String::new() });
         assert!(wait.lock().since > start);
-        assert_eq!(wait.look(after(9), start).expect("it waits").detail.peer, "p");
+        assert_eq!(wait.state_at(after(9), start).expect("it waits").detail.peer, "p");
         assert_eq!([wait.take_reported(), wait.take_reported()], [true, false]);
         wait.handle_end();
-        assert!(wait.look(after(9), start).is_none(), "a listener that NCCL has not closed yet");
+        assert!(
+            wait.state_at(after(9), start).is_none(),
+            "a listener that NCCL has not closed yet"
+        );
         wait.handle_call(Stage::Accept, Detail::default);
-        assert!(wait.look(after(9), start).is_some(), "it is asked for another one");
+        assert!(wait.state_at(after(9), start).is_some(), "it is asked for another one");
     }
 }

@@ -1,7 +1,7 @@
 //! The Unix socket through which `ferrite hang` asks a process what it waits for.
 
 use crate::error::{Error, Result};
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::proto::control::Time;
 use rustix::fs::Mode;
 use rustix::net::SendFlags;
@@ -67,7 +67,7 @@ impl Opening {
 #[derive(Debug)]
 pub struct ReportSocket {
     // Declared first, to be dropped before the descriptor is closed.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     listener: UnixListener,
     path: PathBuf,
     /// The process that made it.
@@ -100,7 +100,7 @@ impl ReportSocket {
         let named = bound.and_then(|()| fs::hard_link(&new, &path));
         let _ = fs::remove_file(&new);
         named.map_err(|e| Error::io(what(), &e))?;
-        let _unshared = Unshared::new(socket.as_raw_fd());
+        let _unshared = CloseOnFork::new(socket.as_raw_fd());
         Ok(Self {
             _unshared,
             listener: UnixListener::from(std::os::fd::OwnedFd::from(socket)),

@@ -4,7 +4,7 @@ use super::end::ExplainedEnd;
 use super::set_up::SetUp;
 use crate::net::peer::recovery_progress::RecoveryProgress;
 use crate::proto::control::Time;
-use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
+use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, WaitingPeer};
 use crate::proto::explain::message::{Cause, LeastLead};
 use crate::proto::explain::numbers::Numbers;
 use crate::proto::explain::operation::{Begun, Operation};
@@ -357,7 +357,7 @@ pub fn closed(after: Duration, said: &str) -> String {
 }
 
 /// The line for a peer that waits for this process.
-pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
+pub fn owed(owed: &WaitingPeer, EndName { device, peer, .. }: &EndName) -> String {
     let (what, call) = match owed.verdict {
         Verdict::OwnHasNotSent => ("for data of this process", "isend"),
         _ => ("to be asked for data by this process", "irecv"),
@@ -414,10 +414,10 @@ mod tests {
     use super::*;
     use crate::log_line::{self, DEVICE, HOST};
     use crate::net::peer::recovery_progress::RailStanding;
-    use crate::proto::explain::look::{Contact, Found, Look, Sight};
     use crate::proto::explain::message::Standing;
     use crate::proto::explain::numbers::End;
     use crate::proto::explain::operation::{Call, Function, PeerRank};
+    use crate::proto::explain::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
     use std::cell::Cell;
     use std::time::Instant;
 
@@ -598,7 +598,7 @@ mod tests {
         let who = Identity { host: "n-0007".into(), pid: 7, rank: None, label: None };
         let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
         let (contact, sender_rank) = (Contact::Lost, None);
-        let look = Look {
+        let look = EndSnapshot {
             numbers,
             refusals: 0,
             calls: 0,
@@ -607,15 +607,15 @@ mod tests {
             contact,
             sender_rank,
         };
-        let sight = |id| Sight {
+        let checked_end = |id| CheckedEnd {
             id,
-            found: Found::Look(look.clone()),
+            found: EndCheck::Snapshot(look.clone()),
             peer: who.clone(),
             operation: None,
             recovery: String::new(),
         };
         let (mut inquiry, named) = (Inquiry::new(who.clone()), Cell::new(0));
-        inquiry.handle_looks(Time::ZERO, (0..300).map(sight).collect(), Vec::new());
+        inquiry.handle_checked_ends(Time::ZERO, (0..300).map(checked_end).collect(), Vec::new());
         let name = |_| {
             named.update(|named| named + 1);
             EndName::default()

@@ -3,7 +3,7 @@
 //! another card.
 
 use crate::error::Result;
-use crate::net::control::fork::Unshared;
+use crate::net::control::fork::CloseOnFork;
 use crate::verbs::dma_buf::duplicate;
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Once};
 pub struct DmaBuf {
     // Declared first, to be dropped before the descriptor is closed. A forked child does not keep
     // the GPU memory.
-    _unshared: Unshared,
+    _unshared: CloseOnFork,
     fd: OwnedFd,
     /// An address in the memory, and its offset in the dma-buf.
     addr: u64,
@@ -73,7 +73,7 @@ impl GivenDmaBuf {
     fn duplicate(&self) -> Result<DmaBuf> {
         let fd = duplicate(self.fd)?;
         Ok(DmaBuf {
-            _unshared: Unshared::new(fd.as_raw_fd()),
+            _unshared: CloseOnFork::new(fd.as_raw_fd()),
             fd,
             addr: self.addr,
             offset: self.offset,

@@ -39,14 +39,14 @@ pub struct RailKeys([AtomicU32; MAX_RAILS]);
 struct Regions {
     addr: u64,
     size: usize,
-    again: Again,
+    again: Reregistration,
     /// One region for each card.
     by_card: Vec<CachedMr>,
 }
 
 /// How to register the memory again.
 #[derive(Debug)]
-enum Again {
+enum Reregistration {
     /// By its address.
     Address,
     /// By this dma-buf.
@@ -100,16 +100,16 @@ impl MrHandle {
         let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, name) };
         let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
         let again = match &given {
-            None => Again::Address,
+            None => Reregistration::Address,
             Some(given) => {
                 let kept = by_card
                     .iter()
                     .find_map(|region| region.dma_buf().cloned())
                     .or_else(|| given.kept());
-                kept.map_or(Again::Never, Again::DmaBuf)
+                kept.map_or(Reregistration::Never, Reregistration::DmaBuf)
             }
         };
-        if matches!(again, Again::Never) && by_card.is_empty() {
+        if matches!(again, Reregistration::Never) && by_card.is_empty() {
             let text = "cannot be registered through a dma-buf while the device is lost: its descriptor cannot be kept";
             return Err(Error::system(format!("{size} bytes at {addr:#x} {text}")));
         }
@@ -132,9 +132,9 @@ impl MrHandle {
             return Ok(());
         }
         let name = match again {
-            Again::Address => Name::Address,
-            Again::DmaBuf(kept) => Name::Kept(kept),
-            Again::Never => return Err(closed(*addr, *size)),
+            Reregistration::Address => Name::Address,
+            Reregistration::DmaBuf(kept) => Name::Kept(kept),
+            Reregistration::Never => return Err(closed(*addr, *size)),
         };
         by_card.retain(|region| !region.is_lost());
         // SAFETY: the memory is mapped until this is closed, which waits for the lock.
@@ -150,7 +150,9 @@ impl MrHandle {
     /// [recoverable](crate::error::Detail::is_recoverable).
     pub fn require_renewable(&self) -> Result<()> {
         match self.lock().as_ref() {
-            Some(Regions { addr, size, again: Again::Never, .. }) => Err(closed(*addr, *size)),
+            Some(Regions { addr, size, again: Reregistration::Never, .. }) => {
+                Err(closed(*addr, *size))
+            }
             _ => Ok(()),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::handle::{self, Context};
 use super::live;
-use crate::proto::explain::operation::{Call, Function, Progress, cut};
+use crate::proto::explain::operation::{BegunOperations, Call, Function, cut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,7 @@ static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), ends: 0 })
 struct Entry {
     /// Its number plus 1; 0 if the slot is free.
     id: AtomicU64,
-    /// As [`Progress::begun`].
+    /// As [`BegunOperations::begun`].
     begun: [AtomicU64; Function::COUNT],
 }
 
@@ -54,7 +54,7 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Communicator {
     pub(super) name: String,
-    pub(super) progress: Progress,
+    pub(super) progress: BegunOperations,
 }
 
 /// NCCL begins communicator `id`, in which this process has rank `rank`; its user may have given it
@@ -110,7 +110,7 @@ pub(super) fn all() -> Vec<Communicator> {
     let open = places.known.iter().enumerate().filter(|(_, known)| known.ended.is_none());
     let communicator = |(place, known): (usize, &Known)| Communicator {
         name: known.name.clone(),
-        progress: Progress {
+        progress: BegunOperations {
             communicator: known.id,
             rank: known.rank,
             begun: TABLE[place].begun.each_ref().map(|begun| begun.load(Ordering::Relaxed)),
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn operations_end_with_the_last_gpu_of_the_process_in_the_communicator() {
         let [one, two] = [0, 1].map(|rank| begin(0x79, "", rank));
-        let way = live::Way { peer: 2, is_send: true, channel: 0, rank: 0 };
+        let way = live::PeerAndDirection { peer: 2, is_send: true, channel: 0, rank: 0 };
         assert!(live::begin(one, handle::of_call(all_reduce(None)), way).is_some());
         let count =
             || live::all().into_iter().filter(|operation| operation.communicator == 0x79).count();

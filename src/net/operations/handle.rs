@@ -55,12 +55,12 @@ pub(super) fn call_of(bits: u64) -> Option<Call> {
 
 /// A network operation: its slot in the table, and its number among all operations so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Live {
+pub(super) struct OperationId {
     pub(super) place: usize,
     pub(super) ordinal: u64,
 }
 
-impl Live {
+impl OperationId {
     /// The stored bits of a number.
     pub(super) const ORDINAL: u64 = ID;
 
@@ -85,11 +85,11 @@ mod tests {
     fn each_handle_is_read_as_what_it_is_and_as_nothing_else() {
         let context = Context { place: 0xfff, id: 0x1234_5678_9abc };
         let call = Call { function: Function::Reduce, number: Some(9) };
-        let live = Live { place: 4095, ordinal: Live::ORDINAL };
+        let live = OperationId { place: 4095, ordinal: OperationId::ORDINAL };
         let handles =
             [context.to_bits(), of_call(call), live.to_bits(), UNCOUNTED, 0x7fff_1234_5678];
         assert_eq!(handles.map(Context::from_bits), [Some(context), None, None, None, None]);
         assert_eq!(handles.map(call_of), [None, Some(call), None, None, None]);
-        assert_eq!(handles.map(Live::from_bits), [None, None, Some(live), None, None]);
+        assert_eq!(handles.map(OperationId::from_bits), [None, None, Some(live), None, None]);
     }
 }

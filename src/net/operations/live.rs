@@ -5,7 +5,7 @@
 //! No thread waits for another: one atomic exchange takes or frees a slot, and a reader that sees a
 //! slot change ignores it.
 
-use super::handle::{self, Context, Live};
+use super::handle::{self, Context, OperationId};
 use super::place::{ENDED, FILLED, Place};
 use crate::proto::explain::operation::Call;
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ fn lost(id: u64) -> &'static AtomicU64 {
 
 /// Peer and direction of a network operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct PeerAndDirection {
     /// The peer's rank in the communicator.
     pub peer: u32,
     /// Whether this process sends to the peer; otherwise it receives.
@@ -47,7 +47,7 @@ pub struct Way {
     pub rank: u32,
 }
 
-impl Way {
+impl PeerAndDirection {
     /// NCCL has separate connections for point-to-point operations. Operations of one communicator
     /// with equal bits use one connection, and NCCL ends them in order.
     fn to_bits(self, is_point_to_point: bool) -> u64 {
@@ -71,7 +71,7 @@ pub(super) struct Operation {
 
 /// The content of a slot.
 #[derive(Debug, Clone, Copy)]
-struct Read {
+struct SlotContent {
     state: u64,
     way: u64,
     operation: Operation,
@@ -87,11 +87,11 @@ impl Operation {
     /// progress.
     fn is_after_lost(&self) -> bool {
         let lost = lost(self.communicator).load(Ordering::Relaxed);
-        lost != 0 && self.ordinal.wrapping_sub(lost - 1) & Live::ORDINAL < OLD
+        lost != 0 && self.ordinal.wrapping_sub(lost - 1) & OperationId::ORDINAL < OLD
     }
 }
 
-impl Read {
+impl SlotContent {
     /// The operation in `place`, if any.
     fn of(place: &Place) -> Option<Self> {
         Self::from_words(place.read()?)
@@ -112,21 +112,22 @@ impl Read {
 /// the handle that NCCL passes at its end. `None`: one of the two is unknown, or there is no slot.
 ///
 /// Communicator and parent may belong to another process, on whose behalf this one sends.
-pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
+pub fn begin(context: u64, parent: u64, way: PeerAndDirection) -> Option<u64> {
     let (Context { id, .. }, call) = (Context::from_bits(context)?, handle::call_of(parent)?);
-    let ordinal = COUNT.fetch_add(1, Ordering::Relaxed) & Live::ORDINAL;
+    let ordinal = COUNT.fetch_add(1, Ordering::Relaxed) & OperationId::ORDINAL;
     for attempt in 0..2 * TRIES {
         let number = (ordinal.wrapping_add(attempt % TRIES) % MOST as u64) as usize;
         let place = &TABLE[number];
         let now = place.state();
         // NCCL does not report the end of operations of some other transports.
-        let is_old = now & 3 == FILLED && ordinal.wrapping_sub(now >> 2) & Live::ORDINAL > OLD;
+        let is_old =
+            now & 3 == FILLED && ordinal.wrapping_sub(now >> 2) & OperationId::ORDINAL > OLD;
         let is_free = now == 0 || now & 3 == ENDED || is_old && attempt >= TRIES;
         let words = [call.to_bits(), id, way.to_bits(call.function.is_point_to_point())];
         if !is_free || !place.fill(now, ordinal, words) {
             continue;
         }
-        return Some(Live { place: number, ordinal }.to_bits());
+        return Some(OperationId { place: number, ordinal }.to_bits());
     }
     lost(id).store(ordinal + 1, Ordering::Relaxed);
     None
@@ -134,7 +135,7 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
 
 /// Event `handle` ends. This has no effect unless it is a network operation that has not ended.
 pub fn end(handle: u64) {
-    let Some(Live { place, ordinal }) = Live::from_bits(handle) else { return };
+    let Some(OperationId { place, ordinal }) = OperationId::from_bits(handle) else { return };
     if let Some(place) = TABLE.get(place) {
         place.end(ordinal);
     }
@@ -142,7 +143,8 @@ pub fn end(handle: u64) {
 
 /// The communicator with number `id` has ended, and all its operations with it.
 pub(super) fn end_all(id: u64) {
-    let of = |place: &&Place| Read::of(place).filter(|read| read.operation.communicator == id);
+    let of =
+        |place: &&Place| SlotContent::of(place).filter(|read| read.operation.communicator == id);
     TABLE
         .iter()
         .filter_map(|place| Some((place, of(&place)?)))
@@ -153,15 +155,16 @@ pub(super) fn end_all(id: u64) {
 /// All operations, in no order. Removes an operation if a later one of the same connection has
 /// ended: then it has ended unreported.
 pub(super) fn all() -> Vec<Operation> {
-    let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, Read::of(place)?))).collect();
+    let found: Vec<_> =
+        TABLE.iter().filter_map(|place| Some((place, SlotContent::of(place)?))).collect();
     let (ended, begun): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
     let mut last: HashMap<(u64, u64), u64> = HashMap::new();
-    for (_, Read { way, operation, .. }) in ended {
+    for (_, SlotContent { way, operation, .. }) in ended {
         let last = last.entry((operation.communicator, way)).or_default();
         *last = operation.ordinal.max(*last);
     }
-    let is_over = |Read { way, operation, .. }: &Read| {
+    let is_over = |SlotContent { way, operation, .. }: &SlotContent| {
         last.get(&(operation.communicator, *way)).is_some_and(|last| *last > operation.ordinal)
     };
     let (over, live): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, read)| is_over(read));
@@ -188,8 +191,8 @@ pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Cal
     let last_place = count.wrapping_add(TRIES - 2);
     for back in 0..LAST + TRIES - 1 {
         let place = &TABLE[(last_place.wrapping_sub(back) % MOST as u64) as usize];
-        let Some(Read { state, operation, .. }) = Read::of(place) else { continue };
-        if count.wrapping_sub(operation.ordinal) & Live::ORDINAL > LAST {
+        let Some(SlotContent { state, operation, .. }) = SlotContent::of(place) else { continue };
+        if count.wrapping_sub(operation.ordinal) & OperationId::ORDINAL > LAST {
             continue;
         }
         let is_other = operation.communicator != id || operation.is_send != is_send;
@@ -229,8 +232,8 @@ mod tests {
         handle::of_call(Call { function: Function::AllGather, number: Some(number) })
     }
 
-    fn way(peer: u32, is_send: bool) -> Way {
-        Way { peer, is_send, channel: 0, rank: 0 }
+    fn way(peer: u32, is_send: bool) -> PeerAndDirection {
+        PeerAndDirection { peer, is_send, channel: 0, rank: 0 }
     }
 
     fn of(communicator: u64) -> Vec<(u64, u32, bool)> {
@@ -280,9 +283,9 @@ mod tests {
         let others = [
             way(8, true),
             way(7, false),
-            Way { channel: 1, ..one },
-            Way { rank: 1, ..one },
-            Way { rank: 1 << 21, channel: 255, ..one },
+            PeerAndDirection { channel: 1, ..one },
+            PeerAndDirection { rank: 1, ..one },
+            PeerAndDirection { rank: 1 << 21, channel: 255, ..one },
         ];
         for (number, way) in (20..).zip(others) {
             begin(number, way);
@@ -339,8 +342,9 @@ mod tests {
         let next = COUNT.load(Ordering::Relaxed) as usize % MOST;
         let last = next + 1 + TRIES as usize - 1;
         for free in [next + 3, last].map(|place| place % MOST) {
-            let there =
-                |other: &&u64| Live::from_bits(**other).is_some_and(|live| live.place == free);
+            let there = |other: &&u64| {
+                OperationId::from_bits(**other).is_some_and(|live| live.place == free)
+            };
             end(*others.iter().find(there).expect("all places are taken"));
         }
         let is_found = |is_send| recent(0xffff << 48 | 0x1c, is_send, Some(7)).is_some();
@@ -415,10 +419,11 @@ mod tests {
         let begin =
             |number| begin(context(0x13), parent(number), way(number as u32, true)).expect("room");
         let first = begin(1);
-        let place = &TABLE[Live::from_bits(first).expect("it was given out").place];
+        let place = &TABLE[OperationId::from_bits(first).expect("it was given out").place];
         let state = place.state();
-        let read_in =
-            |state| place.read_in(state).and_then(Read::from_words).map(|read| read.operation.peer);
+        let read_in = |state| {
+            place.read_in(state).and_then(SlotContent::from_words).map(|read| read.operation.peer)
+        };
         assert_eq!(read_in(state), Some(1));
         end(first);
         assert_eq!(read_in(state), None, "it has ended meanwhile");

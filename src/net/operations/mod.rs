@@ -13,11 +13,11 @@
 //! | [`communicators`] | NCCL's communicators, and the operations begun in each |
 //! | [`live`] | network operations that NCCL has begun and not ended, for each channel, peer and direction |
 //! | `place`, `sync` | one slot of that table, and its atomics |
-//! | [`seen`] | both at one moment, and the operation of a connection |
+//! | [`snapshot`] | both at one moment, and the operation of a connection |
 
 pub mod communicators;
 mod handle;
 pub mod live;
 mod place;
-pub mod seen;
+pub mod snapshot;
 mod sync;

@@ -22,8 +22,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn completions_behind_a_refused_work_request_are_handled_and_those_behind_a_fatal_error_are_not()
-     {
+    fn completions_behind_a_refused_work_request_count_and_behind_a_fatal_error_do_not() {
         let refused = |text: &str| Err(Error::internal(text).recoverable());
         let mut handled = 0;
         let mut outcome = refused("first");

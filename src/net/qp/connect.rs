@@ -38,7 +38,7 @@ pub struct ConnectingQpSet {
 
 /// The two ends of a rail.
 #[derive(Debug, Clone, Copy)]
-struct Ends<'a> {
+struct RailEnds<'a> {
     rail: &'a Rail,
     local: &'a LocalAddress,
     far: &'a RailEnd,
@@ -134,7 +134,7 @@ impl ConnectingQpSet {
         let striping = self.connected.striping;
         while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= clock::now()) {
             let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
-            let ends = Ends::of(index, &self.connected).ok_or_else(|| is_missing(index))?;
+            let ends = RailEnds::of(index, &self.connected).ok_or_else(|| is_missing(index))?;
             let (Some(local), Some(far)) =
                 (self.endpoint.qp_end_mut(index, striping), ends.remote.qp_end(index, striping))
             else {
@@ -204,7 +204,7 @@ impl ConnectingQpSet {
         let error =
             Error::os(format_args!("connecting queue pairs within {limit}"), libc::ETIMEDOUT);
         let error = error.context(self.trouble());
-        match Ends::of(index, &self.connected) {
+        match RailEnds::of(index, &self.connected) {
             Some(ends) => error.on_rail(ends.number),
             None => error,
         }
@@ -233,7 +233,7 @@ fn is_missing(index: proto::QpIndex) -> Error {
     Error::internal(format!("{index:?} is missing"))
 }
 
-impl<'a> Ends<'a> {
+impl<'a> RailEnds<'a> {
     /// The ends of the rail that `index` is on.
     fn of(index: proto::QpIndex, qps: &'a QpSet) -> Option<Self> {
         let place = usize::from(qps.striping.place_of(index));
@@ -294,7 +294,7 @@ impl Attempts {
         Self { retries, failed: 0, first: now, next: now, trouble: String::new() }
     }
 
-    fn succeed(&mut self, ends: &Ends<'_>) {
+    fn succeed(&mut self, ends: &RailEnds<'_>) {
         if self.failed > 0 {
             log::info!("{}: connected at attempt {}", ends.rail.name, self.failed + 1);
         }
@@ -305,7 +305,7 @@ impl Attempts {
     ///
     /// # Errors
     /// There were too many attempts, or the error is permanent.
-    fn fail(&mut self, ends: &Ends<'_>, error: Error) -> Result<()> {
+    fn fail(&mut self, ends: &RailEnds<'_>, error: Error) -> Result<()> {
         let Retries { count, pause_ms, .. } = self.retries;
         self.failed += 1;
         let passes = self.retries.apply_to(error.errno);
@@ -327,8 +327,8 @@ impl Attempts {
         Ok(())
     }
 
-    fn give_up(&self, ends: &Ends<'_>, mut error: Error) -> Error {
-        let Ends { rail, local, far, .. } = ends;
+    fn give_up(&self, ends: &RailEnds<'_>, mut error: Error) -> Error {
+        let RailEnds { rail, local, far, .. } = ends;
         let seconds = clock::since(self.first).as_secs_f32();
         if self.failed > 1 {
             error = error.context(format_args!(

@@ -26,22 +26,22 @@ const OTHERS: u32 = 8;
 #[derive(Debug)]
 pub struct ReachTest {
     qps: QpSet,
-    answers: Answers,
+    answers: WriteStates,
     begun: Instant,
     /// How long after the beginning the queues were last polled.
     looked: Duration,
-    patience: Patience,
+    patience: TestDeadline,
     /// The shortest time to an acknowledgement: for the others the thread may have been late.
     round_trip: Option<Duration>,
 }
 
 /// The queue pairs with unacknowledged writes, as a bit mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silent(pub u32);
+pub struct SilentQps(pub u32);
 
 /// The state of the writes. Queue pairs are bit masks.
 #[derive(Debug, Default)]
-struct Answers {
+struct WriteStates {
     /// Queue pairs with an incomplete write.
     waiting: u32,
     /// Queue pairs with a failed write, and those of them where the peer's device acknowledged a
@@ -53,7 +53,7 @@ struct Answers {
     acknowledged: [u8; MAX_QPS],
 }
 
-impl Answers {
+impl WriteStates {
     /// Handles a completion. Returns whether it is an acknowledged write of its queue pair.
     ///
     /// # Errors
@@ -113,14 +113,14 @@ impl Answers {
 
 /// How long a test waits.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+struct TestDeadline {
     limit: Duration,
     /// The end of the wait, from the beginning: the limit, or less once a queue pair has
     /// acknowledged.
     until: Duration,
 }
 
-impl Patience {
+impl TestDeadline {
     fn new(limit: Duration) -> Self {
         Self { limit, until: limit }
     }
@@ -150,7 +150,7 @@ impl ReachTest {
     /// # Errors
     /// The device refuses.
     pub fn begin(mut qps: QpSet, limit: Duration) -> Result<Self> {
-        let mut answers = Answers::default();
+        let mut answers = WriteStates::default();
         for index in 0..qps.qps.len() as u8 {
             let mtu = qps.path_mtu(QpIndex(index));
             answers.handle_posted(index, mtu + 1);
@@ -161,7 +161,7 @@ impl ReachTest {
             answers,
             begun: clock::now(),
             looked: Duration::ZERO,
-            patience: Patience::new(limit),
+            patience: TestDeadline::new(limit),
             round_trip: None,
         })
     }
@@ -170,7 +170,7 @@ impl ReachTest {
     ///
     /// # Errors
     /// The peer has sent a message too early. The connection cannot continue.
-    pub fn poll(&mut self) -> Result<Option<Silent>> {
+    pub fn poll(&mut self) -> Result<Option<SilentQps>> {
         let looked = std::mem::replace(&mut self.looked, clock::since(self.begun));
         for on in &mut self.qps.rails {
             let mut batch = Batch::default();
@@ -185,10 +185,10 @@ impl ReachTest {
                 }
             }
         }
-        let Answers { waiting, failed, .. } = self.answers;
+        let WriteStates { waiting, failed, .. } = self.answers;
         let is_over = waiting == 0
             || self.patience.is_over(clock::since(self.begun), self.answers.is_one_partial());
-        Ok(is_over.then_some(Silent(failed | waiting)))
+        Ok(is_over.then_some(SilentQps(failed | waiting)))
     }
 
     /// The rails that lose packets above those that are acknowledged, with the `ibv_mtu` code of
@@ -205,7 +205,7 @@ impl ReachTest {
     }
 
     /// The rails where no queue pair is acknowledged, if the `silent` ones are not.
-    pub fn dead_rails(&self, silent: Silent) -> RailMask {
+    pub fn dead_rails(&self, silent: SilentQps) -> RailMask {
         let striping = self.qps.striping;
         let alive = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp == 0);
         alive.fold(striping.rail_numbers(), |dead, qp| {
@@ -215,7 +215,7 @@ impl ReachTest {
 
     /// The rails where some queue pair is not acknowledged, if the `silent` ones are not and some
     /// rail is complete; otherwise none.
-    pub fn flawed_rails(&self, silent: Silent) -> RailMask {
+    pub fn flawed_rails(&self, silent: SilentQps) -> RailMask {
         flawed_rails(self.qps.striping, silent)
     }
 
@@ -230,7 +230,7 @@ impl ReachTest {
     }
 }
 
-fn flawed_rails(striping: Striping, silent: Silent) -> RailMask {
+fn flawed_rails(striping: Striping, silent: SilentQps) -> RailMask {
     let silent = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp != 0);
     let rails = silent
         .fold(RailMask::NONE, |rails, qp| rails | RailMask::only(striping.rail_of(QpIndex(qp))));
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn rails_with_a_silent_queue_pair_are_flawed_if_others_have_none() {
         let striping = Striping::new(2, 4, false);
-        let flawed = |silent| flawed_rails(striping, Silent(silent)).0;
+        let flawed = |silent| flawed_rails(striping, SilentQps(silent)).0;
         assert_eq!(
             [flawed(0), flawed(0b0001), flawed(0b1010), flawed(0b0101), flawed(0b0110)],
             [0, 0b01, 0b10, 0b01, 0]
@@ -273,7 +273,7 @@ mod tests {
     /// The wait in microseconds if one queue pair acknowledges after each of `acknowledged`, and
     /// another one never does.
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {
-        let mut patience = Patience::new(Duration::from_micros(limit_us));
+        let mut patience = TestDeadline::new(Duration::from_micros(limit_us));
         acknowledged_us
             .iter()
             .for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
@@ -283,8 +283,8 @@ mod tests {
     }
 
     /// Two queue pairs with this many writes each.
-    fn waits_for_two(writes: u8) -> Answers {
-        let mut answers = Answers::default();
+    fn waits_for_two(writes: u8) -> WriteStates {
+        let mut answers = WriteStates::default();
         (0..2).for_each(|qp| answers.handle_posted(qp, writes));
         answers
     }
@@ -292,7 +292,8 @@ mod tests {
     #[test]
     fn a_queue_pair_reaches_the_peer_when_all_sizes_are_acknowledged() {
         let mut answers = waits_for_two(3);
-        let ok = |answers: &mut Answers, qp| answers.handle(WrId::Probe { qp }, Status::SUCCESS);
+        let ok =
+            |answers: &mut WriteStates, qp| answers.handle(WrId::Probe { qp }, Status::SUCCESS);
         assert!(!answers.is_one_partial());
         assert_eq!(
             (ok(&mut answers, 1), answers.waiting, answers.largest(1)),
@@ -329,7 +330,7 @@ mod tests {
 
     #[test]
     fn what_has_acknowledged_small_packets_has_all_of_the_limit_for_large_ones() {
-        let mut patience = Patience::new(Duration::from_millis(80));
+        let mut patience = TestDeadline::new(Duration::from_millis(80));
         patience.handle_acknowledged(Duration::from_micros(50));
         let is_over =
             |ms, is_one_partial| patience.is_over(Duration::from_millis(ms), is_one_partial);

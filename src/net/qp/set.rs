@@ -301,7 +301,7 @@ impl QpSet {
     }
 
     /// Writes the rails and queue pair numbers into the record of this end.
-    pub fn tell(&self, stats: &ConnStats) {
+    pub fn record_in(&self, stats: &ConnStats) {
         let rails = self.rails.iter().map(|on| (on.number, on.port.name.as_str()));
         stats.set_queue_pairs(rails, self.qps.iter().map(|connected| connected.qp.number()));
     }
@@ -324,7 +324,7 @@ impl QpSet {
         self.rails.first_mut().map(|on| &mut on.queue)
     }
 
-    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`]
+    /// Polls a batch of completions of each rail and handles them as [`Self::for_each_success`]
     /// does. Returns their number. An error on one rail does not stop those of the others, which
     /// may complete a request.
     ///
@@ -342,7 +342,7 @@ impl QpSet {
             let of_rail = self.rails[rail].queue.poll(&mut batch).map_err(Error::from).and_then(
                 |completions| {
                     polled += completions.len();
-                    self.handle_completions(peer, completions, Ok(()), &mut handle)
+                    self.for_each_success(peer, completions, Ok(()), &mut handle)
                 },
             );
             outcome = outcome.and(of_rail);
@@ -357,7 +357,7 @@ impl QpSet {
     /// A completion has failed, or else `handle` fails. A failed completion takes precedence, as it
     /// says more.
     #[inline(always)]
-    pub fn handle_completions(
+    pub fn for_each_success(
         &mut self,
         peer: &Arc<PeerState>,
         completions: &[Completion],

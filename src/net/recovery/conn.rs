@@ -6,7 +6,7 @@
 use super::devices::DevicesInUse;
 use super::end::{End, Owner};
 use super::inbox::{Inbox, Input};
-use super::new_qps::{NewQps, Progress};
+use super::new_qps::{NewQps, NewQpsProgress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::background::port_listeners::{PortEvent, PortListener};
@@ -16,7 +16,7 @@ use crate::net::device::nic::Nic;
 use crate::net::peer::name::PeerName;
 use crate::net::peer::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::net::peer::state::PeerState;
-use crate::net::qp::reach::Silent;
+use crate::net::qp::reach::SilentQps;
 use crate::net::qp::set::QpSet;
 use crate::proto::QpIndex;
 use crate::proto::control::Time;
@@ -206,7 +206,7 @@ impl ConnRecovery {
                         Error::remote(format!("{}: {violation}", self.peer.peer()))
                     })?;
                     if tells_ports && work.rails.depend_on_peer() {
-                        self.look_at_ports(work, end);
+                        self.check_ports(work, end);
                     }
                 }
                 Input::Back => work.machine.handle_back(now),
@@ -217,10 +217,10 @@ impl ConnRecovery {
                         self.peer.peer()
                     )));
                 }
-                Input::PortChanged => self.look_at_ports(work, end),
+                Input::PortChanged => self.check_ports(work, end),
                 Input::PortReady => {
                     work.rails.shorten_waits();
-                    self.look_at_ports(work, end);
+                    self.check_ports(work, end);
                 }
                 // The completions say which, but NCCL may not poll them, and others may precede them.
                 Input::QueuePairFailed => {
@@ -231,15 +231,15 @@ impl ConnRecovery {
                     }
                 }
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
-                Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
+                Input::LaggingLanes(qps) => work.new_qps.leave_paths(SilentQps(qps)),
             }
         }
     }
 
-    fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
+    fn check_ports(&self, work: &mut Work, end: &dyn End) {
         let in_use =
             if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
-        work.rails.look(end.memory(), (work.machine.usable_by_peer(), in_use));
+        work.rails.reopen_lost(end.memory(), (work.machine.usable_by_peer(), in_use));
         work.new_qps.leave_lost_devices();
         let (now, usable) = (self.now(), work.rails.usable());
         let failed = self.in_use.lost(work.machine.rails());
@@ -286,7 +286,7 @@ impl ConnRecovery {
                 end.handle_drained(&drained)?;
                 work.new_qps.keep_queues(drained.queues);
                 work.machine.handle_fenced(self.now());
-                self.look_at_ports(work, end);
+                self.check_ports(work, end);
             }
             Action::Create { attempt, rails } => {
                 let ports = work.rails.ports(rails);
@@ -306,7 +306,7 @@ impl ConnRecovery {
             }
             Action::Discard => {
                 work.new_qps.discard_of(work.machine.was_late());
-                self.look_at_ports(work, end);
+                self.check_ports(work, end);
             }
             Action::Resume { attempt, missing_list: Some(missing_list) } => {
                 self.resume(work, end, attempt, Some(&missing_list))?
@@ -482,15 +482,15 @@ impl ConnRecovery {
         let now = self.now();
         let Some(progress) = work.new_qps.advance(end)? else { return Ok(None) };
         match progress {
-            Progress::Wait(until) => return Ok(Some(until)),
-            Progress::Connected(attempt, endpoint, reach) => {
+            NewQpsProgress::Wait(until) => return Ok(Some(until)),
+            NewQpsProgress::Connected(attempt, endpoint, reach) => {
                 work.machine.handle_reach(reach);
                 work.machine.handle_connected(now, attempt, Ok(endpoint));
             }
-            Progress::Unreachable(attempt, dead, why) => {
+            NewQpsProgress::Unreachable(attempt, dead, why) => {
                 work.machine.handle_unusable(now, attempt, dead, why)
             }
-            Progress::Unproven(attempt, dead, why) => {
+            NewQpsProgress::Unproven(attempt, dead, why) => {
                 // The sender learns it from the rails that this end reports as usable. A rail that
                 // was not tested beside others may not be to blame: the rest may be worse.
                 if dead != work.machine.rails() {
@@ -498,15 +498,15 @@ impl ConnRecovery {
                 }
                 work.machine.handle_unusable(now, attempt, dead, why);
             }
-            Progress::Proven(attempt) if work.machine.is_resuming(attempt) => {
+            NewQpsProgress::Proven(attempt) if work.machine.is_resuming(attempt) => {
                 self.resume(work, end, attempt, None)?
             }
             // The peer has begun another attempt meanwhile: do not use these queue pairs.
-            Progress::Proven(attempt) => {
+            NewQpsProgress::Proven(attempt) => {
                 work.new_qps.discard();
                 work.machine.handle_unreachable(now, attempt, RailMask::NONE);
             }
-            Progress::Failed(attempt, e) => {
+            NewQpsProgress::Failed(attempt, e) => {
                 let why = self.describe_failure(work, &e);
                 work.machine.handle_connected(now, attempt, Err(why));
             }
@@ -534,7 +534,7 @@ impl ConnRecovery {
             work.machine.handle_acknowledged();
         }
         if !self.in_use.lost(work.machine.rails()).is_empty() {
-            self.look_at_ports(work, end);
+            self.check_ports(work, end);
         }
         failed.map_or(Ok(()), |cause| self.report(&cause, 0))
     }
@@ -570,7 +570,7 @@ impl ConnRecovery {
     /// The peer has answered: applies the change to the next attempt.
     fn begin_change(&self, work: &mut Work) {
         if let Some(qp) = work.moving {
-            work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
+            work.new_qps.leave_paths(SilentQps(1_u32.wrapping_shl(qp.0.into())));
             log_move(&self.nic, &self.peer, qp);
         }
     }
@@ -675,15 +675,16 @@ impl Job for ConnRecovery {
         let looked = clock::now();
         let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());
         if !work.machine.is_running() || !is_whole {
-            self.look_at_ports(&mut work, end);
+            self.check_ports(&mut work, end);
         }
         let others = self
             .workers
             .recovering()
             .saturating_sub(u32::from(self.is_recovering.load(Ordering::Relaxed)));
         work.machine.handle_others(others);
-        let hopeless = work.rails.devices.hopeless().filter(|_| !work.machine.is_running());
-        let outcome = hopeless.map_or_else(|| self.run_all(&mut work, end, looked), Err);
+        let permanent_loss =
+            work.rails.devices.permanent_loss().filter(|_| !work.machine.is_running());
+        let outcome = permanent_loss.map_or_else(|| self.run_all(&mut work, end, looked), Err);
         self.is_under_way.store(work.machine.has_fenced(), Ordering::Relaxed);
         self.count(outcome.is_ok() && !work.machine.is_running());
         match outcome {

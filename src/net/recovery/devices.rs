@@ -43,11 +43,11 @@ impl ConnDevices {
     }
 
     /// Reopens the connection's lost cards that are back, and registers its memory there.
-    pub fn look(&mut self, memory: &ConnMemory) {
+    pub fn reopen_lost(&mut self, memory: &ConnMemory) {
         for number in 0..self.nic.rails.len().min(MAX_RAILS) {
             let Ok(device) = self.nic.rails[number].card.living_device() else {
                 // Memory that cannot be registered again is known before the device is back.
-                self.note(number, memory.require_renewable().err());
+                self.record_refusal(number, memory.require_renewable().err());
                 continue;
             };
             let now_open = Arc::downgrade(&device);
@@ -61,13 +61,13 @@ impl ConnDevices {
             if refused.is_none() {
                 self.ready[number] = now_open;
             }
-            self.note(number, refused);
+            self.record_refusal(number, refused);
         }
     }
 
     /// Records whether memory registration on the device of rail `number` was `refused`. Logs each
     /// reason once.
-    fn note(&mut self, number: usize, refused: Option<Error>) {
+    fn record_refusal(&mut self, number: usize, refused: Option<Error>) {
         let text = |e: &Error| {
             let (nic, rail) = (&self.nic.name, &self.nic.rails[number].name);
             format!("{nic}: cannot register memory again on {rail}: {e}")
@@ -91,7 +91,7 @@ impl ConnDevices {
     }
 
     /// Why no own port of the connection can ever be used again.
-    pub fn hopeless(&self) -> Option<Error> {
+    pub fn permanent_loss(&self) -> Option<Error> {
         let mut refused = self.nic.rails.iter().zip(&self.refused).map(|(rail, refused)| {
             let (error, _) = refused.as_ref().filter(|(error, _)| !error.is_recoverable)?;
             Some((&rail.name, error))
@@ -109,10 +109,10 @@ impl ConnDevices {
     /// be used again does not count.
     pub fn is_one_away(&self) -> bool {
         let is_waited_for = |number: usize| {
-            let is_hopeless =
+            let is_lost_for_good =
                 self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
             let is_lost = || self.nic.rails[number].card.device().is_lost();
-            !is_hopeless && (!self.is_ready(number) || is_lost())
+            !is_lost_for_good && (!self.is_ready(number) || is_lost())
         };
         (0..self.nic.rails.len().min(MAX_RAILS)).any(is_waited_for)
     }

@@ -10,7 +10,7 @@ use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::init_rail::{KeptQueue, RailPort};
 use crate::net::qp::priority::Priority;
-use crate::net::qp::reach::{ReachTest, Silent};
+use crate::net::qp::reach::{ReachTest, SilentQps};
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::QpIndex;
 use crate::proto::endpoint::Endpoint;
@@ -35,7 +35,7 @@ const MOST_UNREACHED: u32 = 4;
 const REACH_EVERY: Duration = Duration::from_micros(100);
 
 /// The number of a rail, its port, and the GID of the peer's port.
-type Between = (u8, Arc<Rail>, [u8; 16]);
+type RailAndPeerGid = (u8, Arc<Rail>, [u8; 16]);
 
 /// The new queue pairs of one end of a connection, if any.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct NewQps {
     /// The numbering of the queue pairs that were connected last.
     striping: Striping,
     /// The ports of the latest attempt at both ends, and the results of tests between them.
-    between: Vec<Between>,
+    between: Vec<RailAndPeerGid>,
     times: PathTimes,
     mtus: PathMtus,
     /// What the latest test that found a limit of packet sizes has found, since the connection last
@@ -76,7 +76,7 @@ enum Stage {
 
 /// How far the queue pairs of an attempt are.
 #[derive(Debug)]
-pub enum Progress {
+pub enum NewQpsProgress {
     /// Check again at this time.
     Wait(Instant),
     /// The queue pairs of this attempt are connected, with this description for the peer. The
@@ -138,7 +138,7 @@ impl NewQps {
 
     /// Gives the lanes of these queue pairs, of those connected last, other flow labels from the
     /// next attempt on, if they have any. This changes their paths.
-    pub fn leave_paths(&mut self, qps: Silent) {
+    pub fn leave_paths(&mut self, qps: SilentQps) {
         if self.striping.qp_count() <= self.striping.rails() {
             // Without lanes there are no flow labels: new queue pairs have other paths anyway.
             return;
@@ -229,7 +229,7 @@ impl NewQps {
     ///
     /// # Errors
     /// The peer has sent a frame too early. The connection cannot continue.
-    pub fn advance(&mut self, end: &dyn End) -> Result<Option<Progress>> {
+    pub fn advance(&mut self, end: &dyn End) -> Result<Option<NewQpsProgress>> {
         Ok(match std::mem::replace(&mut self.stage, Stage::None) {
             Stage::Connecting(attempt, connecting) => {
                 Some(self.advance_connecting(end, attempt, connecting))
@@ -237,30 +237,30 @@ impl NewQps {
             Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll()? {
                 None => {
                     self.stage = Stage::Testing(attempt, testing, weights);
-                    Progress::Wait(clock::now() + REACH_EVERY)
+                    NewQpsProgress::Wait(clock::now() + REACH_EVERY)
                 }
-                Some(Silent(0)) => {
+                Some(SilentQps(0)) => {
                     let (test, endpoint) = *testing;
                     self.handle_reached(test, weights);
-                    Progress::Connected(attempt, endpoint, self.times.reach())
+                    NewQpsProgress::Connected(attempt, endpoint, self.times.reach())
                 }
                 Some(silent) => {
                     let (left_out, why) = self.handle_silent(testing.0, silent);
-                    Progress::Unreachable(attempt, left_out, why)
+                    NewQpsProgress::Unreachable(attempt, left_out, why)
                 }
             }),
             Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
                     self.stage = Stage::Proving(attempt, test, weights);
-                    Progress::Wait(clock::now() + REACH_EVERY)
+                    NewQpsProgress::Wait(clock::now() + REACH_EVERY)
                 }
-                Some(Silent(0)) => {
+                Some(SilentQps(0)) => {
                     self.handle_reached(*test, weights);
-                    Progress::Proven(attempt)
+                    NewQpsProgress::Proven(attempt)
                 }
                 Some(silent) => {
                     let (left_out, why) = self.handle_silent(*test, silent);
-                    Progress::Unproven(attempt, left_out, why)
+                    NewQpsProgress::Unproven(attempt, left_out, why)
                 }
             }),
             other => {
@@ -282,8 +282,8 @@ impl NewQps {
 
     /// Handles that the `silent` queue pairs of `test` get no acknowledgement: destroys all queue
     /// pairs. Returns the rails to leave out, and a reason if there is a more precise one.
-    fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> (RailMask, Option<String>) {
-        self.times.handle_failure();
+    fn handle_silent(&mut self, test: ReachTest, silent: SilentQps) -> (RailMask, Option<String>) {
+        self.times.handle_failed_test();
         self.leave_paths(silent);
         let left_out = match test.dead_rails(silent) {
             RailMask::NONE if self.times.failures() >= MOST_UNREACHED => test.flawed_rails(silent),
@@ -324,7 +324,7 @@ impl NewQps {
         let cut = self.cut.as_ref().filter(|cut| !reason.contains(*cut));
         let cut = cut.map_or_else(String::new, |cut| format!("; {cut}"));
         let mut troubles = Vec::new();
-        let mut path = |(_, port, far): &Between| {
+        let mut path = |(_, port, far): &RailAndPeerGid| {
             let own = match port.address_towards(&[*far]) {
                 Ok(own) => {
                     troubles.extend(port.trouble_towards(&own, far));
@@ -340,8 +340,8 @@ impl NewQps {
 
     /// Records that the queue pairs are on these ports and connected to these GIDs. Paths between
     /// other ports keep their record.
-    fn handle_ports(&mut self, between: Vec<Between>) {
-        let is_same = |((_, port, gid), (_, now, gid_now)): (&Between, &Between)| {
+    fn handle_ports(&mut self, between: Vec<RailAndPeerGid>) {
+        let is_same = |((_, port, gid), (_, now, gid_now)): (&RailAndPeerGid, &RailAndPeerGid)| {
             Arc::ptr_eq(port, now) && gid == gid_now
         };
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
@@ -369,17 +369,17 @@ impl NewQps {
         end: &dyn End,
         attempt: u32,
         mut connecting: Box<ConnectingQpSet>,
-    ) -> Progress {
+    ) -> NewQpsProgress {
         match connecting.advance(&self.nic) {
             Ok(false) => {
                 let next = connecting.next_attempt();
                 self.stage = Stage::Connecting(attempt, connecting);
-                Progress::Wait(next)
+                NewQpsProgress::Wait(next)
             }
             Ok(true) => self
                 .prepare(end, attempt, *connecting)
-                .unwrap_or_else(|e| Progress::Failed(attempt, e)),
-            Err(e) => Progress::Failed(attempt, e),
+                .unwrap_or_else(|e| NewQpsProgress::Failed(attempt, e)),
+            Err(e) => NewQpsProgress::Failed(attempt, e),
         }
     }
 
@@ -390,7 +390,7 @@ impl NewQps {
         end: &dyn End,
         attempt: u32,
         connecting: ConnectingQpSet,
-    ) -> Result<Progress> {
+    ) -> Result<NewQpsProgress> {
         let (mut qps, endpoint) = connecting.finish();
         // From now on a completion queue of these may fail.
         qps.watch(&self.peer);
@@ -400,12 +400,12 @@ impl NewQps {
             Role::Sender => {
                 let test = ReachTest::begin(qps, self.times.limit())?;
                 self.stage = Stage::Testing(attempt, Box::new((test, endpoint)), weights);
-                Ok(Progress::Wait(clock::now()))
+                Ok(NewQpsProgress::Wait(clock::now()))
             }
             Role::Receiver => {
                 end.prepare(&mut qps)?;
                 self.stage = Stage::Connected(qps, weights);
-                Ok(Progress::Connected(attempt, endpoint, Reach::default()))
+                Ok(NewQpsProgress::Connected(attempt, endpoint, Reach::default()))
             }
         }
     }
@@ -455,8 +455,8 @@ impl NewQps {
     /// have reached it.
     fn end(&mut self, stage: Stage) {
         match (self.role, &stage) {
-            (Role::Receiver, Stage::Connected(..)) => self.leave_paths(Silent(u32::MAX)),
-            (Role::Sender, Stage::Connected(..)) => self.times.handle_failure(),
+            (Role::Receiver, Stage::Connected(..)) => self.leave_paths(SilentQps(u32::MAX)),
+            (Role::Sender, Stage::Connected(..)) => self.times.handle_failed_test(),
             _ => {}
         }
         match stage {
@@ -469,7 +469,7 @@ impl NewQps {
 }
 
 /// The paths between these ports, by rail number.
-fn paths(between: &[Between]) -> impl Iterator<Item = (u8, Ports)> {
+fn paths(between: &[RailAndPeerGid]) -> impl Iterator<Item = (u8, Ports)> {
     between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
 }
 

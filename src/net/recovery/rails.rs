@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::host::gid;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
-use crate::net::device::pairing::{Nearness, Pairs, Wanted, pair};
+use crate::net::device::pairing::{Nearness, PairingInputs, Pairs, pair};
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::set::QpSet;
@@ -135,8 +135,8 @@ impl ConnRails {
 
     /// Checks whether lost devices are back. `peer` is the mask of rails that the peer can use,
     /// `fixed` that of rails with queue pairs.
-    pub fn look(&mut self, memory: &ConnMemory, (peer, fixed): (RailMask, RailMask)) {
-        self.devices.look(memory);
+    pub fn reopen_lost(&mut self, memory: &ConnMemory, (peer, fixed): (RailMask, RailMask)) {
+        self.devices.reopen_lost(memory);
         // The peer's address may have changed on a rail that was tried and has no port here.
         // Another try learns it.
         let (now, mut forgotten) = (clock::now(), self.all - peer);
@@ -176,7 +176,7 @@ impl ConnRails {
         // were paired.
         let mut before = self.run_pairs;
         fixed.iter().for_each(|rail| before.set(rail, self.pairs.port_of(rail)));
-        let wanted = Wanted {
+        let wanted = PairingInputs {
             all: self.all,
             peer,
             fixed,

@@ -300,7 +300,7 @@ impl Connector {
                     self.steps.end("dial");
                     self.offer(stream)
                 }
-                Err(e) => match self.dials.handle_failure(e, self.start.elapsed()) {
+                Err(e) => match self.dials.handle_failed_dial(e, self.start.elapsed()) {
                     Failure::Transient => {
                         self.made = None;
                         Ok(redial())

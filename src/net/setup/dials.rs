@@ -49,7 +49,7 @@ impl Dials {
     }
 
     /// An attempt has failed with `errno` at `now`.
-    pub(super) fn handle_failure(&mut self, errno: i32, now: Time) -> Failure {
+    pub(super) fn handle_failed_dial(&mut self, errno: i32, now: Time) -> Failure {
         if !PASSING.contains(&errno) {
             return Failure::Permanent;
         }
@@ -96,7 +96,7 @@ mod tests {
     /// What follows from three refusals within two seconds.
     fn refused(dials: &mut Dials) -> [Failure; 3] {
         [0, 1, 2]
-            .map(|second| dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(second)))
+            .map(|second| dials.handle_failed_dial(libc::ECONNREFUSED, Duration::from_secs(second)))
     }
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn refusals_before_a_connection_or_before_another_failure_tell_of_no_death() {
         let end_it: [fn(&mut Dials); 2] = [Dials::handle_connected, |dials| {
-            dials.handle_failure(libc::ETIMEDOUT, Duration::from_secs(3));
+            dials.handle_failed_dial(libc::ETIMEDOUT, Duration::from_secs(3));
         }];
         for end_it in end_it {
             let mut dials = Dials::default();
@@ -125,7 +125,7 @@ mod tests {
             end_it(&mut dials);
             dials.handle_end();
             assert_eq!(
-                dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)),
+                dials.handle_failed_dial(libc::ECONNREFUSED, Duration::from_secs(4)),
                 Failure::Transient
             );
         }
@@ -135,10 +135,18 @@ mod tests {
     fn what_is_wrong_with_the_address_does_not_pass_and_what_is_wrong_with_the_network_may() {
         let mut dials = Dials::default();
         for errno in PASSING {
-            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Transient, "{errno}");
+            assert_eq!(
+                dials.handle_failed_dial(errno, Duration::ZERO),
+                Failure::Transient,
+                "{errno}"
+            );
         }
         for errno in [libc::EINVAL, libc::EACCES, libc::EAFNOSUPPORT, libc::ENOMEM] {
-            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Permanent, "{errno}");
+            assert_eq!(
+                dials.handle_failed_dial(errno, Duration::ZERO),
+                Failure::Permanent,
+                "{errno}"
+            );
         }
     }
 
@@ -157,8 +165,8 @@ mod tests {
             "{}",
             dials.outcome()
         );
-        dials.handle_failure(libc::ETIMEDOUT, Duration::ZERO);
-        dials.handle_failure(libc::ECONNREFUSED, Duration::ZERO);
+        dials.handle_failed_dial(libc::ETIMEDOUT, Duration::ZERO);
+        dials.handle_failed_dial(libc::ECONNREFUSED, Duration::ZERO);
         assert_eq!(
             dials.latest_failure(),
             "; the latest attempt: Connection refused (os error 111)"

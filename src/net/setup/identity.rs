@@ -26,11 +26,11 @@ pub(super) fn own() -> Identity {
 
 /// Runs stall detection on a watcher while there are connections.
 #[derive(Debug)]
-struct StallLook;
+struct StallCheck;
 
-impl PeriodicTask for StallLook {
+impl PeriodicTask for StallCheck {
     fn run(&self) -> bool {
-        process::look_for_stalls()
+        process::check_stalls()
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn open_stats(
     qps: &QpSet,
     connection: u64,
 ) -> Result<ConnStats> {
-    static STALL_LOOK: LazyLock<Arc<dyn PeriodicTask>> = LazyLock::new(|| Arc::new(StallLook));
+    static STALL_LOOK: LazyLock<Arc<dyn PeriodicTask>> = LazyLock::new(|| Arc::new(StallCheck));
     let stats = ConnStats::open(&Opening {
         direction,
         device: &nic.name,
@@ -67,7 +67,7 @@ pub(super) fn open_stats(
         peer_label: peer.label,
         connection,
     });
-    qps.tell(&stats);
+    qps.record_in(&stats);
     nic.watch_set_up(control, Some(&STALL_LOOK))?;
     Ok(stats)
 }

@@ -12,7 +12,7 @@ use crate::error::{Class, Error};
 use crate::host::config::Retries;
 use crate::host::gid;
 use crate::net::device::nic::Nic;
-use crate::net::device::pairing::{Nearness, Pairs, Wanted, pair};
+use crate::net::device::pairing::{Nearness, PairingInputs, Pairs, pair};
 use crate::net::peer::name::PeerName;
 use crate::net::qp::init_rail::RailPort;
 use crate::proto::endpoint::Endpoint;
@@ -136,7 +136,7 @@ pub(super) fn pair_with(
         for (rail, port) in (0..).zip(&nic.rails) {
             nearness.push(port.nearness(&gids).map_err(|e| troubles.push(e.on_rail(rail))).ok());
         }
-        let wanted = Wanted {
+        let wanted = PairingInputs {
             all: chosen,
             peer: chosen,
             fixed: RailMask::NONE,

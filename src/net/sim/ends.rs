@@ -370,7 +370,7 @@ impl Connection {
                 peer_label: None,
                 connection: 1,
             });
-            qps.tell(&stats);
+            qps.record_in(&stats);
             stats
         };
         let stats_of_receiver = stats(Direction::Receive, &far_qps);

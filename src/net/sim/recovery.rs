@@ -256,7 +256,7 @@ impl World {
     /// The time of a step passes, and faults happen that are due.
     fn pass_time(&mut self) {
         let recovery = self.recovering();
-        clock::simulated::pass(recovery.step);
+        clock::simulated::advance(recovery.step);
         let steps = recovery.steps;
         if recovery.faults.is_empty() {
             return;

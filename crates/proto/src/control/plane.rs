@@ -5,14 +5,14 @@ use crate::control::conn::{ControlConn, MAX_BACKLOG, Stage};
 use crate::control::event::{End, Event, Level, PeerChange, Received};
 use crate::control::losses::Losses;
 use crate::control::pool::ControlPool;
-use crate::control::redial::{DIAL_LIMIT, DOUBT_LIMIT, LOOK_EVERY, LOOKS, Signs, Silence};
+use crate::control::redial::{DIAL_LIMIT, DOUBT_LIMIT, LOOK_EVERY, LOOKS, LifeSigns, Silence};
 use crate::control::refusal::Refusal;
 use crate::control::stream::{Phase, Role, Stream};
 use crate::control::{ConnId, StreamId, Time};
 use crate::explain::message::Answer;
 use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
 use crate::handle::{Secret, Token};
-use crate::handshake::{Caller, Hello, Resume};
+use crate::handshake::{DialerAddress, Hello, Resume};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -929,7 +929,7 @@ impl ControlPlane {
             // The port may have too many clients, and close one before it answers.
             match was_up && (matches!(end, End::Lost(_)) || *end == End::Closed && is_answered) {
                 true => peer.redial.handle_loss(now, since, jitter),
-                false => peer.redial.handle_failure(now, jitter),
+                false => peer.redial.handle_failed_dial(now, jitter),
             }
         });
     }
@@ -1024,7 +1024,7 @@ impl ControlPlane {
         let (conn, is_doubted) = self.pool.update(address, |peer| {
             peer.waiting.insert(id);
             match peer.conn.is_none() && peer.redial.due().is_none() {
-                true if dials => peer.redial.handle_failure(now, jitter),
+                true if dials => peer.redial.handle_failed_dial(now, jitter),
                 true => peer.redial.handle_wait(now, jitter),
                 false => {}
             }
@@ -1083,14 +1083,14 @@ impl ControlPlane {
             return;
         };
         if !std::mem::replace(&mut found.has_reported, true) {
-            self.transmit(conn, &Caller { address }.frame());
+            self.transmit(conn, &DialerAddress { address }.frame());
         }
     }
 
     /// The process that dialled `conn` announces where it accepts connections.
     fn note_caller(&mut self, conn: ConnId, frame: &Frame) {
         let Some(found) = self.conns.get_mut(&conn) else { return };
-        let Ok(Caller { mut address }) = Caller::parse(&frame.body) else { return };
+        let Ok(DialerAddress { mut address }) = DialerAddress::parse(&frame.body) else { return };
         // Interface numbers are local to a host.
         if let (SocketAddr::V6(told), SocketAddr::V6(seen)) = (&mut address, found.peer) {
             told.set_scope_id(seen.scope_id());
@@ -1193,7 +1193,12 @@ impl ControlPlane {
         let acknowledged = streams().filter_map(|stream| stream.acknowledged).max();
         let signs = self.pool.update(address, |peer| {
             peer.silence.handle_look(now, acknowledged);
-            Signs { refusals: peer.refusals, closed, doubted: peer.doubted, silence: peer.silence }
+            LifeSigns {
+                refusals: peer.refusals,
+                closed,
+                doubted: peer.doubted,
+                silence: peer.silence,
+            }
         });
         if signs.indicate_peer_death(now) {
             let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
@@ -1226,7 +1231,7 @@ impl ControlPlane {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.silence.handle_look(now, stream.acknowledged);
         let (closed, silence) = (stream.closed, stream.silence);
-        let signs = Signs { closed, doubted: closed, silence, ..Signs::default() };
+        let signs = LifeSigns { closed, doubted: closed, silence, ..LifeSigns::default() };
         if signs.indicate_peer_death(now) {
             return self.end_dead(id);
         }

@@ -69,7 +69,7 @@ impl Redial {
     }
 
     /// Handles a failed attempt.
-    pub fn handle_failure(&mut self, now: Time, jitter: u64) {
+    pub fn handle_failed_dial(&mut self, now: Time, jitter: u64) {
         self.due = Some(now + spread(self.pause, jitter));
         self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
     }
@@ -152,7 +152,7 @@ impl Silence {
 
 /// What speaks for and against the life of a peer that does not answer.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Signs {
+pub struct LifeSigns {
     /// Refusals of its port.
     pub refusals: Refusals,
     /// Since when a control connection is closed without life signs over another one.
@@ -163,7 +163,7 @@ pub struct Signs {
     pub silence: Silence,
 }
 
-impl Signs {
+impl LifeSigns {
     /// Whether to probe its device.
     pub fn are_of_doubt(&self) -> bool {
         !self.refusals.are_none() || self.closed.is_some()
@@ -213,7 +213,7 @@ mod tests {
         );
         let mut before = Duration::ZERO;
         for _ in 0..10 {
-            redial.handle_failure(now, 256);
+            redial.handle_failed_dial(now, 256);
             let pause = redial.due().expect("again") - now;
             assert!(pause >= before && pause <= LAST_PAUSE * 5 / 4);
             before = pause;
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn a_peer_whose_device_acknowledges_lives_however_long_its_port_refuses() {
         let at = |ms| Duration::from_millis(ms);
-        let mut signs = Signs::default();
+        let mut signs = LifeSigns::default();
         assert!(!signs.are_of_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         assert!(
@@ -263,7 +263,7 @@ mod tests {
             "nobody has asked its device"
         );
         signs.doubted = Some(at(0));
-        let look = |signs: &mut Signs, ms, acknowledged: Option<u64>| {
+        let look = |signs: &mut LifeSigns, ms, acknowledged: Option<u64>| {
             signs.refusals.handle_refusal(at(ms));
             signs.silence.handle_look(at(ms), acknowledged.map(at));
             signs.indicate_peer_death(at(ms))
@@ -286,10 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges()
-    {
+    fn a_peer_that_has_closed_and_is_silent_is_dead_unless_its_device_acknowledges() {
         let at = |ms| Duration::from_millis(ms);
-        let mut signs = Signs { closed: Some(at(0)), ..Signs::default() };
+        let mut signs = LifeSigns { closed: Some(at(0)), ..LifeSigns::default() };
         (0..LOOKS).for_each(|n| signs.silence.handle_look(LOOK_EVERY * n, None));
         assert!(
             signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)),
@@ -306,7 +305,7 @@ mod tests {
         let (mut redial, now) = (Redial::default(), Duration::from_secs(100));
         redial.handle_wait(now, 256);
         assert_eq!(redial.due(), Some(now + ASK_AFTER));
-        redial.handle_failure(now, 256);
+        redial.handle_failed_dial(now, 256);
         assert_eq!(redial.due(), Some(now + FIRST_PAUSE));
     }
 

@@ -3,8 +3,8 @@
 //! A process may have many thousands. Facts about all of them are computed once for each check,
 //! question or report, not for each end: a test counts the visited ends.
 
-use super::look::{Found, Sight};
-use super::watched::{SETTLED, Watched};
+use super::local_end::{LocalEnd, SETTLED};
+use super::snapshot::{CheckedEnd, EndCheck};
 use crate::control::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub const STOPPED: Duration = Duration::from_secs(5);
 /// All known ends, with their latest state.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    by_id: BTreeMap<EndId, Watched>,
+    by_id: BTreeMap<EndId, LocalEnd>,
     /// The lead of each end when the process was last idle.
     baseline: BTreeMap<EndId, u32>,
     /// When they were last checked.
@@ -35,58 +35,60 @@ impl Ends {
     /// their earlier state. Returns whether a waiting end was closed.
     ///
     /// After a long gap this process was stopped, so how long anything has stood still is unknown.
-    pub(super) fn handle_looks(&mut self, now: Time, looks: Vec<Sight>) -> bool {
+    pub(super) fn handle_checked_ends(&mut self, now: Time, ends: Vec<CheckedEnd>) -> bool {
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.by_id.clear();
         }
-        let has_changed = looks.len() != self.by_id.len()
-            || looks.iter().any(|sight| sight.found != Found::Unchanged);
+        let has_changed = ends.len() != self.by_id.len()
+            || ends.iter().any(|checked_end| checked_end.found != EndCheck::Unchanged);
         if !has_changed {
             return false;
         }
-        let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
+        let is_there =
+            |id: &EndId| ends.binary_search_by_key(id, |checked_end| checked_end.id).is_ok();
         let has_lost_wait =
-            self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
+            self.iter().any(|(id, end)| !is_there(id) && end.snapshot.numbers.is_waiting());
         self.by_id.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
-        for Sight { id, found, peer, operation, recovery } in looks {
+        for CheckedEnd { id, found, peer, operation, recovery } in ends {
             match (self.by_id.get_mut(&id), found) {
-                (Some(end), Found::Look(look)) => {
-                    end.update(now, look);
+                (Some(end), EndCheck::Snapshot(snapshot)) => {
+                    end.update(now, snapshot);
                     (end.operation, end.recovery) = (operation, recovery);
                 }
-                (Some(end), Found::InCall) => end.called = now,
-                (None, Found::Look(look)) => {
-                    drop(self.by_id.insert(id, Watched::new(now, look, peer, operation)))
+                (Some(end), EndCheck::InCall) => end.called = now,
+                (None, EndCheck::Snapshot(snapshot)) => {
+                    drop(self.by_id.insert(id, LocalEnd::new(now, snapshot, peer, operation)))
                 }
-                (None, Found::InCall) | (_, Found::Visited | Found::Unchanged) => {}
+                (None, EndCheck::InCall) | (_, EndCheck::Visited | EndCheck::Unchanged) => {}
             }
         }
         if !self.are_waiting() {
-            self.baseline = self.iter().map(|(id, end)| (*id, end.look.numbers.lead())).collect();
+            self.baseline =
+                self.iter().map(|(id, end)| (*id, end.snapshot.numbers.lead())).collect();
         }
         self.rank = self.only_rank();
         has_lost_wait
     }
 
     /// One of them.
-    pub(super) fn get(&self, id: EndId) -> Option<&Watched> {
+    pub(super) fn get(&self, id: EndId) -> Option<&LocalEnd> {
         self.by_id.get(&id)
     }
 
     /// One of them, for an exchange with its peer.
-    pub(super) fn get_mut(&mut self, id: EndId) -> Option<&mut Watched> {
+    pub(super) fn get_mut(&mut self, id: EndId) -> Option<&mut LocalEnd> {
         self.by_id.get_mut(&id)
     }
 
     /// All, in the order of their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&EndId, &Watched)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&EndId, &LocalEnd)> {
         self.by_id.iter().inspect(|_| self.count())
     }
 
     /// Whether any of them waits, however briefly.
     pub(super) fn are_waiting(&self) -> bool {
-        self.iter().any(|(_, end)| end.look.numbers.is_waiting())
+        self.iter().any(|(_, end)| end.snapshot.numbers.is_waiting())
     }
 
     /// Whether one has moved messages, or begun to wait, within the last second.
@@ -101,8 +103,8 @@ impl Ends {
 
     /// Messages sent minus messages received, over all ends, since the process was last idle.
     pub(super) fn lead(&self) -> i32 {
-        let lead = |(id, end): (&EndId, &Watched)| {
-            end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
+        let lead = |(id, end): (&EndId, &LocalEnd)| {
+            end.snapshot.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
         };
         self.iter().map(lead).fold(0, u32::wrapping_add) as i32
     }
@@ -131,13 +133,13 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explain::look::{Contact, Look};
     use crate::explain::numbers::Numbers;
+    use crate::explain::snapshot::{Contact, EndSnapshot};
     use crate::identity::Identity;
 
-    fn sight(id: EndId, numbers: Numbers) -> Sight {
+    fn checked_end(id: EndId, numbers: Numbers) -> CheckedEnd {
         let (refusals, calls, contact) = (0, 0, Contact::Up);
-        let look = Look {
+        let snapshot = EndSnapshot {
             numbers,
             refusals,
             calls,
@@ -147,29 +149,39 @@ mod tests {
             sender_rank: None,
         };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
-        Sight { id, found: Found::Look(look), peer, operation: None, recovery: String::new() }
+        CheckedEnd {
+            id,
+            found: EndCheck::Snapshot(snapshot),
+            peer,
+            operation: None,
+            recovery: String::new(),
+        }
     }
 
-    fn look(ends: &mut Ends, now: Time) {
-        ends.handle_looks(
+    fn snapshot(ends: &mut Ends, now: Time) {
+        ends.handle_checked_ends(
             now,
-            vec![sight(1, Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false })],
+            vec![checked_end(
+                1,
+                Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false },
+            )],
         );
     }
 
     #[test]
     fn ends_that_are_as_before_keep_their_state_and_are_not_visited() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));
-        let idle =
-            |id| sight(id, Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false });
-        ends.handle_looks(first, vec![idle(1), idle(2)]);
+        let idle = |id| {
+            checked_end(id, Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false })
+        };
+        ends.handle_checked_ends(first, vec![idle(1), idle(2)]);
         ends.take_reads();
         let again = first + Duration::from_secs(1);
-        ends.handle_looks(again, vec![Sight::unchanged(1), Sight::unchanged(2)]);
+        ends.handle_checked_ends(again, vec![CheckedEnd::unchanged(1), CheckedEnd::unchanged(2)]);
         assert_eq!((ends.take_reads(), ends.get(2).map(|end| end.since)), (0, Some(first)));
-        ends.handle_looks(again, vec![Sight::unchanged(2)]);
+        ends.handle_checked_ends(again, vec![CheckedEnd::unchanged(2)]);
         assert!(ends.get(1).is_none() && ends.get(2).is_some(), "one has been closed");
-        ends.handle_looks(again + STOPPED * 2, vec![Sight::unchanged(2)]);
+        ends.handle_checked_ends(again + STOPPED * 2, vec![CheckedEnd::unchanged(2)]);
         assert!(ends.get(2).is_none(), "what was known before a stop is outdated");
     }
 
@@ -177,11 +189,11 @@ mod tests {
     #[test]
     fn ends_of_a_process_that_was_stopped_are_new() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));
-        look(&mut ends, first);
-        look(&mut ends, first + STOPPED);
+        snapshot(&mut ends, first);
+        snapshot(&mut ends, first + STOPPED);
         assert_eq!(ends.get(1).map(|end| end.since), Some(first), "it was looked at in time");
         let later = first + STOPPED + STOPPED + Duration::from_millis(1);
-        look(&mut ends, later);
+        snapshot(&mut ends, later);
         assert_eq!(ends.get(1).map(|end| end.since), Some(later));
     }
 
@@ -192,7 +204,10 @@ mod tests {
             let sender = Numbers::Sender { seen: 99, sent, acknowledged, wants: false };
             let receiver =
                 Numbers::Receiver { posted: arrived, announced: arrived, arrived, flushes: false };
-            ends.handle_looks(Time::from_secs(1), vec![sight(1, sender), sight(2, receiver)]);
+            ends.handle_checked_ends(
+                Time::from_secs(1),
+                vec![checked_end(1, sender), checked_end(2, receiver)],
+            );
             ends.lead()
         };
         assert_eq!(lead(10, 10, 30), 0, "it waits for nothing");
@@ -202,7 +217,7 @@ mod tests {
     #[test]
     fn an_end_that_has_stood_still_for_a_second_is_not_busy() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));
-        look(&mut ends, first);
+        snapshot(&mut ends, first);
         assert!(
             ends.are_busy(first + SETTLED - Duration::from_millis(1))
                 && !ends.are_busy(first + SETTLED)

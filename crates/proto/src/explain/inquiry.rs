@@ -16,12 +16,12 @@
 
 use super::ends::Ends;
 pub use super::ends::{EndId, STOPPED};
-use super::look::{Contact, Sight};
+use super::local_end::{FRESH, LocalEnd, millis};
 use super::message::{Answer, Cause, Crossing, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
-use super::operation::{Begun, Operation, Progress, begun};
+use super::operation::{Begun, BegunOperations, Operation, begun};
+use super::snapshot::{CheckedEnd, Contact};
 use super::verdict::{Peer, Verdict, judge};
-use super::watched::{FRESH, Watched, millis};
 use crate::control::Time;
 use crate::identity::Identity;
 use std::collections::VecDeque;
@@ -61,7 +61,7 @@ pub struct Finding {
 
 /// A peer that waits for an end of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owed {
+pub struct WaitingPeer {
     /// The end.
     pub id: EndId,
     /// What the peer waits for.
@@ -78,7 +78,7 @@ pub struct Inquiry {
     me: Identity,
     ends: Ends,
     /// What NCCL has begun in this process, by communicator.
-    progress: Vec<Progress>,
+    progress: Vec<BegunOperations>,
     /// Whether a waiting end was closed since the last call of [`Self::take_lost_wait`].
     has_lost_wait: bool,
     /// Since when this process asks for itself without a pause, and until when.
@@ -89,7 +89,7 @@ pub struct Inquiry {
 
 /// The state of a process, equal for each peer that has asked. See [`Standing`].
 #[derive(Debug, Clone)]
-struct Whole {
+struct ProcessStanding {
     is_busy: bool,
     waits_for: Option<Identity>,
     cause: Option<Cause>,
@@ -122,20 +122,25 @@ impl Inquiry {
 
     /// Handles the present state of all ends, in order of their numbers, and the operations that
     /// NCCL has begun. Ends that are busy keep their earlier state.
-    pub fn handle_looks(&mut self, now: Time, looks: Vec<Sight>, mut progress: Vec<Progress>) {
+    pub fn handle_checked_ends(
+        &mut self,
+        now: Time,
+        ends: Vec<CheckedEnd>,
+        mut progress: Vec<BegunOperations>,
+    ) {
         progress.sort_by_key(|progress| progress.communicator);
         self.progress = progress;
-        self.has_lost_wait |= self.ends.handle_looks(now, looks);
+        self.has_lost_wait |= self.ends.handle_checked_ends(now, ends);
     }
 
     /// The operation that the end waits in, if it waits and the operation is known.
     pub fn operation(&self, id: EndId) -> Option<&Operation> {
-        self.ends.get(id).filter(|end| end.look.numbers.is_waiting())?.operation.as_ref()
+        self.ends.get(id).filter(|end| end.snapshot.numbers.is_waiting())?.operation.as_ref()
     }
 
     /// The age of the longest wait.
     pub fn longest_wait(&self, now: Time) -> Option<Duration> {
-        let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
+        let waiting = self.ends.iter().filter(|(_, end)| end.snapshot.numbers.is_waiting());
         waiting.map(|(_, end)| now.saturating_sub(end.since)).max()
     }
 
@@ -210,9 +215,10 @@ impl Inquiry {
     }
 
     fn ask_peer(&mut self, now: Time, id: EndId) {
-        let is_due = |end: &&Watched| end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
-        let is_to_be_asked =
-            |end: &&Watched| is_due(end) && end.is_waiting(now) && end.look.contact == Contact::Up;
+        let is_due = |end: &&LocalEnd| end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
+        let is_to_be_asked = |end: &&LocalEnd| {
+            is_due(end) && end.is_waiting(now) && end.snapshot.contact == Contact::Up
+        };
         if self.ends.get(id).filter(is_to_be_asked).is_none() {
             return;
         }
@@ -225,10 +231,10 @@ impl Inquiry {
     }
 
     /// The state of this process.
-    fn whole(&self, now: Time) -> Whole {
+    fn whole(&self, now: Time) -> ProcessStanding {
         let waits_for =
             self.ends.iter().find(|(_, end)| end.is_waiting(now)).map(|(_, end)| end.peer());
-        Whole {
+        ProcessStanding {
             is_busy: self.ends.are_busy(now),
             cause: self.cause(now),
             least_lead: waits_for.as_ref().and_then(|_| self.least_lead(now)),
@@ -238,9 +244,9 @@ impl Inquiry {
     }
 
     /// The state of the end and of this process, `whole`.
-    fn standing(&self, now: Time, id: EndId, whole: &Whole) -> Option<Standing> {
+    fn standing(&self, now: Time, id: EndId, whole: &ProcessStanding) -> Option<Standing> {
         let end = self.ends.get(id)?;
-        let Whole { is_busy, waits_for, cause, least_lead, crossing } = whole.clone();
+        let ProcessStanding { is_busy, waits_for, cause, least_lead, crossing } = whole.clone();
         let begun =
             self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref()));
         Some(Standing {
@@ -268,7 +274,7 @@ impl Inquiry {
     /// This process, if it seems to have begun operations in another order.
     fn own_crossing(&self, now: Time) -> Option<Crossing> {
         let mine = || self.ends.iter().filter_map(|(_, end)| end.peer_is_elsewhere(now));
-        let asked = |end: &'_ Watched| end.asked.is_some_and(|asked| now < asked + FRESH);
+        let asked = |end: &'_ LocalEnd| end.asked.is_some_and(|asked| now < asked + FRESH);
         let owed = self.ends.iter().filter(|(_, end)| asked(end)).filter_map(|(_, end)| {
             let operation = end.question.as_ref()?.operation.as_ref()?;
             matches!(self.begun(Some(operation)), Begun::No(_)).then_some(operation.communicator)
@@ -290,7 +296,7 @@ impl Inquiry {
 
     /// Whether this process and the one at `end` have begun operations in different orders: the other
     /// one has begun something else, and says the same of this process, so it waits for it in the end.
-    fn is_crossed(&self, now: Time, end: &Watched) -> bool {
+    fn is_crossed(&self, now: Time, end: &LocalEnd) -> bool {
         let is_this = |who: &Identity| (&who.host, who.pid) == (&self.me.host, self.me.pid);
         let told = end.standing(now).and_then(|standing| standing.crossing.as_ref());
         end.peer_is_elsewhere(now).is_some()
@@ -299,7 +305,7 @@ impl Inquiry {
     }
 
     /// The nearest known cause of an end's wait.
-    fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
+    fn cause_of(&self, now: Time, id: EndId, end: &LocalEnd) -> Option<Cause> {
         let mut verdict = end.verdict(now);
         if self.is_crossed(now, end) {
             verdict = Verdict::OrderDiffers;
@@ -342,8 +348,8 @@ impl Inquiry {
 
     /// What each waiting end waits for, the longest waits first.
     pub fn findings(&self, now: Time) -> Vec<Finding> {
-        let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
-        let finding = |(id, end): (&EndId, &Watched)| {
+        let waiting = self.ends.iter().filter(|(_, end)| end.snapshot.numbers.is_waiting());
+        let finding = |(id, end): (&EndId, &LocalEnd)| {
             let cause = self.cause_of(now, *id, end);
             let own = cause.as_ref().filter(|cause| cause.depth == 1).map(|cause| cause.verdict);
             Finding {
@@ -365,11 +371,11 @@ impl Inquiry {
 
     /// A peer that has waited for this process for at least `limit`, if this process waits for no
     /// peer.
-    pub fn owed(&self, now: Time, limit: Duration) -> Option<Owed> {
-        if self.ends.are_waiting() || self.ends.iter().any(|(_, end)| end.look.recovers) {
+    pub fn owed(&self, now: Time, limit: Duration) -> Option<WaitingPeer> {
+        if self.ends.are_waiting() || self.ends.iter().any(|(_, end)| end.snapshot.recovers) {
             return None;
         }
-        let owed = |(id, end): (&EndId, &Watched)| {
+        let owed = |(id, end): (&EndId, &LocalEnd)| {
             let theirs = end
                 .question
                 .as_ref()
@@ -391,7 +397,7 @@ impl Inquiry {
                     .clone()
                     .map(|operation| (operation.clone(), self.begun(Some(&operation))))
             };
-            is_owed.then(|| Owed { id: *id, verdict, age, operation: operation() })
+            is_owed.then(|| WaitingPeer { id: *id, verdict, age, operation: operation() })
         };
         self.ends.iter().find_map(owed)
     }
@@ -428,13 +434,13 @@ fn is_news(told: &Standing, standing: &Standing) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::look::{Found, Look};
     use super::super::numbers::Numbers;
+    use super::super::snapshot::{EndCheck, EndSnapshot};
     use super::*;
 
     #[test]
     fn nccl_makes_no_call_only_if_its_thread_is_never_inside() {
-        let look = Look {
+        let snapshot = EndSnapshot {
             numbers: Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false },
             refusals: 0,
             calls: 0,
@@ -443,11 +449,11 @@ mod tests {
             contact: Contact::Up,
             sender_rank: None,
         };
-        let verdict_after = |found: Found| {
+        let verdict_after = |found: EndCheck| {
             let who = Identity { host: String::new(), pid: 1, rank: None, label: None };
             let mut inquiry = Inquiry::new(who.clone());
-            let sight = |found: Found| {
-                vec![Sight {
+            let checked_end = |found: EndCheck| {
+                vec![CheckedEnd {
                     id: 0,
                     found,
                     peer: who.clone(),
@@ -455,17 +461,26 @@ mod tests {
                     recovery: String::new(),
                 }]
             };
-            inquiry.handle_looks(Time::ZERO, sight(Found::Look(look.clone())), Vec::new());
+            inquiry.handle_checked_ends(
+                Time::ZERO,
+                checked_end(EndCheck::Snapshot(snapshot.clone())),
+                Vec::new(),
+            );
             let times = (1..=4).map(Duration::from_secs);
-            times.for_each(|now| inquiry.handle_looks(now, sight(found.clone()), Vec::new()));
+            times.for_each(|now| {
+                inquiry.handle_checked_ends(now, checked_end(found.clone()), Vec::new())
+            });
             let findings = inquiry.findings(Duration::from_secs(4));
             findings
                 .iter()
                 .map(|finding| (finding.age.as_secs(), finding.verdict))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(verdict_after(Found::Look(look.clone())), [(4, Verdict::OwnNotTested)]);
-        assert_eq!(verdict_after(Found::InCall), [(4, Verdict::Unknown)]);
-        assert_eq!(verdict_after(Found::Visited), [(4, Verdict::OwnNotTested)]);
+        assert_eq!(
+            verdict_after(EndCheck::Snapshot(snapshot.clone())),
+            [(4, Verdict::OwnNotTested)]
+        );
+        assert_eq!(verdict_after(EndCheck::InCall), [(4, Verdict::Unknown)]);
+        assert_eq!(verdict_after(EndCheck::Visited), [(4, Verdict::OwnNotTested)]);
     }
 }

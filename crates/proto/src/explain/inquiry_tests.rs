@@ -1,12 +1,12 @@
 //! Tests of [`Inquiry`], one process at a time.
 
 use super::inquiry::{EndId, HEAD_START, Inquiry, Message, SEARCH_LIMIT};
-use super::look::{Contact, Found, Look, Sight};
+use super::local_end::{FRESH, millis};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::{End, Numbers};
-use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
+use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
 use super::verdict::Verdict;
-use super::watched::{FRESH, millis};
 use crate::control::Time;
 use crate::identity::Identity;
 use std::time::Duration;
@@ -15,9 +15,9 @@ fn who(rank: Option<u32>) -> Identity {
     Identity { host: "n".into(), pid: 1, rank, label: None }
 }
 
-fn look(numbers: Numbers) -> Look {
+fn snapshot(numbers: Numbers) -> EndSnapshot {
     let (has_requests, recovers, sender_rank) = (false, false, Some(3));
-    Look {
+    EndSnapshot {
         numbers,
         refusals: 0,
         calls: 0,
@@ -28,10 +28,10 @@ fn look(numbers: Numbers) -> Look {
     }
 }
 
-fn sight(id: EndId, numbers: Numbers) -> Sight {
-    Sight {
+fn checked_end(id: EndId, numbers: Numbers) -> CheckedEnd {
+    CheckedEnd {
         id,
-        found: Found::Look(look(numbers)),
+        found: EndCheck::Snapshot(snapshot(numbers)),
         peer: who(None),
         operation: None,
         recovery: String::new(),
@@ -45,10 +45,14 @@ const IDLE: Numbers = Numbers::Receiver { posted: 0, announced: 0, arrived: 0, f
 #[test]
 fn an_end_that_waited_and_is_closed_is_reported_once() {
     let mut inquiry = Inquiry::new(who(None));
-    inquiry.handle_looks(Time::ZERO, vec![sight(0, IDLE), sight(1, SENT)], Vec::new());
-    inquiry.handle_looks(Time::ZERO, vec![sight(1, SENT)], Vec::new());
+    inquiry.handle_checked_ends(
+        Time::ZERO,
+        vec![checked_end(0, IDLE), checked_end(1, SENT)],
+        Vec::new(),
+    );
+    inquiry.handle_checked_ends(Time::ZERO, vec![checked_end(1, SENT)], Vec::new());
     assert!(!inquiry.take_lost_wait(), "that one waited for nothing");
-    inquiry.handle_looks(Time::ZERO, Vec::new(), Vec::new());
+    inquiry.handle_checked_ends(Time::ZERO, Vec::new(), Vec::new());
     assert_eq!([inquiry.take_lost_wait(), inquiry.take_lost_wait()], [true, false]);
 }
 
@@ -56,9 +60,13 @@ fn an_end_that_waited_and_is_closed_is_reported_once() {
 fn a_process_has_the_rank_that_it_sends_with() {
     let mut inquiry = Inquiry::new(who(None));
     assert_eq!(inquiry.me(None).rank, None);
-    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED)], Vec::new());
+    inquiry.handle_checked_ends(Time::ZERO, vec![checked_end(0, POSTED)], Vec::new());
     assert_eq!(inquiry.me(None).rank, None, "3 is the rank of the peer");
-    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED), sight(1, SENT)], Vec::new());
+    inquiry.handle_checked_ends(
+        Time::ZERO,
+        vec![checked_end(0, POSTED), checked_end(1, SENT)],
+        Vec::new(),
+    );
     assert_eq!([None, Some(0), Some(1)].map(|id| inquiry.me(id).rank), [Some(3); 3]);
     assert_eq!(Inquiry::new(who(Some(9))).me(None).rank, Some(9));
 }
@@ -69,8 +77,8 @@ fn the_operation_of_an_end_is_known_while_it_waits() {
     let operation = Operation { call, communicator: 1, name: String::new(), peer: PeerRank::Own };
     let mut inquiry = Inquiry::new(who(None));
     for (numbers, expected) in [(SENT, Some(&operation)), (IDLE, None)] {
-        let seen = Sight { operation: Some(operation.clone()), ..sight(0, numbers) };
-        inquiry.handle_looks(Time::ZERO, vec![seen], Vec::new());
+        let seen = CheckedEnd { operation: Some(operation.clone()), ..checked_end(0, numbers) };
+        inquiry.handle_checked_ends(Time::ZERO, vec![seen], Vec::new());
         assert_eq!(inquiry.operation(0), expected);
     }
 }
@@ -79,7 +87,7 @@ fn the_operation_of_an_end_is_known_while_it_waits() {
 /// for nothing for as long as `still`.
 fn owed(waited: Duration, asked: Duration, limit: Duration, still: Duration) -> Option<Verdict> {
     let mut inquiry = Inquiry::new(who(None));
-    inquiry.handle_looks(Time::ZERO, vec![sight(0, UNSENT)], Vec::new());
+    inquiry.handle_checked_ends(Time::ZERO, vec![checked_end(0, UNSENT)], Vec::new());
     let end =
         End { numbers: POSTED, recovers: false, is_untested: false, still_ms: millis(waited) };
     inquiry.handle_question(still, 0, &Question { end, me: who(None), operation: None });
@@ -143,8 +151,8 @@ fn cause(depth: u16, age_ms: u32) -> Cause {
 /// A process whose only end has waited for two seconds, and has asked its peer.
 fn asking() -> Inquiry {
     let mut inquiry = Inquiry::new(who(None));
-    inquiry.handle_looks(Time::ZERO, vec![sight(0, POSTED)], Vec::new());
-    inquiry.handle_looks(START, vec![sight(0, POSTED)], Vec::new());
+    inquiry.handle_checked_ends(Time::ZERO, vec![checked_end(0, POSTED)], Vec::new());
+    inquiry.handle_checked_ends(START, vec![checked_end(0, POSTED)], Vec::new());
     inquiry.ask(START);
     assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
     assert!(matches!(inquiry.poll_message(), Some((0, Message::Question(_)))));
@@ -209,10 +217,10 @@ fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
 /// else has happened.
 fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
     let mut inquiry = Inquiry::new(who(None));
-    let sights = || vec![sight(0, UNSENT), sight(1, POSTED)];
+    let checked_ends = || vec![checked_end(0, UNSENT), checked_end(1, POSTED)];
     let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 5000 };
-    inquiry.handle_looks(Time::ZERO, sights(), Vec::new());
-    inquiry.handle_looks(START, sights(), Vec::new());
+    inquiry.handle_checked_ends(Time::ZERO, checked_ends(), Vec::new());
+    inquiry.handle_checked_ends(START, checked_ends(), Vec::new());
     inquiry.handle_question(START, 0, &Question { end, me: who(None), operation: None });
     assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
     let told = |inquiry: &mut Inquiry| {
@@ -238,7 +246,11 @@ fn a_peer_is_reported_what_is_new_and_no_more() {
     assert!(!is_reported_again(|_| ()));
     assert!(is_reported_again(|inquiry| {
         let sent = Numbers::Sender { seen: 2, sent: 0, acknowledged: 0, wants: false };
-        inquiry.handle_looks(START, vec![sight(0, sent), sight(1, POSTED)], Vec::new());
+        inquiry.handle_checked_ends(
+            START,
+            vec![checked_end(0, sent), checked_end(1, POSTED)],
+            Vec::new(),
+        );
     }));
     assert!(is_reported_again(answer(standing(Some(cause(1, 0))))), "a cause");
     let lead = Standing {
@@ -256,22 +268,22 @@ fn a_peer_is_reported_what_is_new_and_no_more() {
 fn causes_of_a_circle(waits_in: [u64; 3], begun: [&[u64]; 3]) -> Vec<Option<Cause>> {
     let process = |pid: usize| Identity { pid: pid as u32, ..who(None) };
     let mut all = [0, 1, 2].map(|pid| Inquiry::new(process(pid)));
-    let sights = |pid: usize| {
+    let checked_ends = |pid: usize| {
         let operation = Operation {
             call: Call { function: Function::AllReduce, number: Some(0) },
             communicator: waits_in[pid],
             name: String::new(),
             peer: PeerRank::Known(((pid + 1) % 3) as u32),
         };
-        let to = Sight { peer: process((pid + 2) % 3), ..sight(0, UNSENT) };
-        let from = sight(1, POSTED);
-        vec![to, Sight { peer: process((pid + 1) % 3), operation: Some(operation), ..from }]
+        let to = CheckedEnd { peer: process((pid + 2) % 3), ..checked_end(0, UNSENT) };
+        let from = checked_end(1, POSTED);
+        vec![to, CheckedEnd { peer: process((pid + 1) % 3), operation: Some(operation), ..from }]
     };
-    let progress = |pid: usize| -> Vec<Progress> {
+    let progress = |pid: usize| -> Vec<BegunOperations> {
         let of = |communicator| {
             let mut counts = [0; Function::COUNT];
             counts[Function::AllReduce as usize] = begun[pid].contains(&communicator).into();
-            Progress { communicator, rank: pid as u32, begun: counts }
+            BegunOperations { communicator, rank: pid as u32, begun: counts }
         };
         [1, 2].map(of).into()
     };
@@ -279,7 +291,7 @@ fn causes_of_a_circle(waits_in: [u64; 3], begun: [&[u64]; 3]) -> Vec<Option<Caus
     for _ in 0..20 {
         now += Duration::from_millis(250);
         for (pid, inquiry) in all.iter_mut().enumerate() {
-            inquiry.handle_looks(now, sights(pid), progress(pid));
+            inquiry.handle_checked_ends(now, checked_ends(pid), progress(pid));
             inquiry.ask(now);
         }
         for pid in [0, 1, 2].repeat(4) {
@@ -316,26 +328,26 @@ fn a_neighbour_that_repeats_what_it_has_heard_is_no_proof_of_another_order() {
     let begun: [&[u64]; 5] = [&[1], &[1], &[3], &[], &[2]];
     let process = |pid: usize| Identity { pid: pid as u32, ..who(None) };
     let mut all = [0, 1, 2, 3, 4].map(|pid| Inquiry::new(process(pid)));
-    let sights = |pid: usize| {
-        let sight = |(id, &(to, from, communicator)): (usize, &(usize, usize, u64))| {
+    let checked_ends = |pid: usize| {
+        let checked_end = |(id, &(to, from, communicator)): (usize, &(usize, usize, u64))| {
             let call = Call { function: Function::AllReduce, number: Some(0) };
             let peer = PeerRank::Known(from as u32);
             let operation = Operation { call, communicator, name: String::new(), peer };
             let id = id as u64;
             if to == pid {
                 let peer = process(from);
-                Some(Sight { peer, operation: Some(operation), ..sight(id, POSTED) })
+                Some(CheckedEnd { peer, operation: Some(operation), ..checked_end(id, POSTED) })
             } else {
-                (from == pid).then(|| Sight { peer: process(to), ..sight(id, UNSENT) })
+                (from == pid).then(|| CheckedEnd { peer: process(to), ..checked_end(id, UNSENT) })
             }
         };
-        EDGES.iter().enumerate().filter_map(sight).collect()
+        EDGES.iter().enumerate().filter_map(checked_end).collect()
     };
     let progress = |pid: usize| {
         let of = |communicator| {
             let mut counts = [0; Function::COUNT];
             counts[Function::AllReduce as usize] = begun[pid].contains(&communicator).into();
-            Progress { communicator, rank: pid as u32, begun: counts }
+            BegunOperations { communicator, rank: pid as u32, begun: counts }
         };
         EDGES
             .iter()
@@ -347,7 +359,7 @@ fn a_neighbour_that_repeats_what_it_has_heard_is_no_proof_of_another_order() {
     for _ in 0..40 {
         now += Duration::from_millis(250);
         for (pid, inquiry) in all.iter_mut().enumerate() {
-            inquiry.handle_looks(now, sights(pid), progress(pid));
+            inquiry.handle_checked_ends(now, checked_ends(pid), progress(pid));
             inquiry.ask(now);
         }
         for pid in [0, 1, 2, 3, 4].repeat(4) {
@@ -384,15 +396,15 @@ fn where_all_have_begun_what_is_waited_for_no_order_is_named() {
 /// A process whose other connection recovers is not at fault: its peer hears of the recovery.
 #[test]
 fn a_process_that_owes_while_another_connection_recovers_names_the_recovery() {
-    let recovering = Look { recovers: true, ..look(IDLE) };
-    let other = || Sight {
-        found: Found::Look(recovering.clone()),
+    let recovering = EndSnapshot { recovers: true, ..snapshot(IDLE) };
+    let other = || CheckedEnd {
+        found: EndCheck::Snapshot(recovering.clone()),
         recovery: "recovering: rail 0".into(),
-        ..sight(1, IDLE)
+        ..checked_end(1, IDLE)
     };
     let mut inquiry = Inquiry::new(who(None));
     for now in [Time::ZERO, START + FRESH] {
-        inquiry.handle_looks(now, vec![sight(0, UNSENT), other()], Vec::new());
+        inquiry.handle_checked_ends(now, vec![checked_end(0, UNSENT), other()], Vec::new());
     }
     let now = START + FRESH;
     let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 9000 };

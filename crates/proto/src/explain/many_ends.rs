@@ -1,10 +1,10 @@
 //! A process with many ends: how often it visits them.
 
 use super::inquiry::{EndId, Finding, Inquiry, Message};
-use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, LeastLead, Question, Standing};
 use super::numbers::{End, Numbers};
-use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
+use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
 use super::verdict::Verdict;
 use crate::control::Time;
 use crate::identity::Identity;
@@ -15,8 +15,8 @@ fn who(pid: u32) -> Identity {
 }
 
 /// A sender whose messages are not acknowledged.
-fn sight(id: u64) -> Sight {
-    let look = Look {
+fn checked_end(id: u64) -> CheckedEnd {
+    let snapshot = EndSnapshot {
         numbers: Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false },
         refusals: 0,
         calls: 0,
@@ -25,9 +25,9 @@ fn sight(id: u64) -> Sight {
         contact: Contact::Up,
         sender_rank: Some(3),
     };
-    Sight {
+    CheckedEnd {
         id,
-        found: Found::Look(look),
+        found: EndCheck::Snapshot(snapshot),
         peer: who(id as u32),
         operation: None,
         recovery: String::new(),
@@ -42,9 +42,9 @@ fn operation(id: u64) -> Operation {
 }
 
 /// In no order.
-fn progress() -> Vec<Progress> {
+fn progress() -> Vec<BegunOperations> {
     [2, 0, 3, 1]
-        .map(|communicator| Progress { communicator, rank: 0, begun: [1; Function::COUNT] })
+        .map(|communicator| BegunOperations { communicator, rank: 0, begun: [1; Function::COUNT] })
         .into()
 }
 
@@ -79,7 +79,7 @@ fn reads(count: u64) -> usize {
     let mut inquiry = Inquiry::new(who(u32::MAX));
     let now = Duration::from_secs(2);
     for time in [Time::ZERO, now] {
-        inquiry.handle_looks(time, (0..count).map(sight).collect(), progress());
+        inquiry.handle_checked_ends(time, (0..count).map(checked_end).collect(), progress());
     }
     inquiry.ask(now);
     inquiry.advance(now);

@@ -15,7 +15,7 @@
 //! | [`operation`] | the NCCL operation of messages |
 //! | [`verdict`] | what an end waits for, from the counters of both ends |
 //! | [`message`] | questions and answers between two processes |
-//! | [`look`], `watched` | one end at a moment; one end over time, with its peer's reports |
+//! | [`snapshot`], `local_end` | one end at a moment; one end over time, with its peer's reports |
 //! | `ends` | all ends |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`report_times`] | when a wait is reported, and how often |
@@ -26,7 +26,7 @@ mod ends;
 pub mod inquiry;
 #[cfg(test)]
 mod inquiry_tests;
-pub mod look;
+mod local_end;
 #[cfg(test)]
 mod many_ends;
 pub mod message;
@@ -35,5 +35,5 @@ mod model;
 pub mod numbers;
 pub mod operation;
 pub mod report_times;
+pub mod snapshot;
 pub mod verdict;
-mod watched;

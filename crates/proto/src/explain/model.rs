@@ -4,10 +4,10 @@
 //! else.
 
 use super::inquiry::{EndId, Inquiry, Message};
-use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
-use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
+use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
 use super::verdict::Verdict;
 use crate::identity::Identity;
 use proptest::prelude::*;
@@ -175,9 +175,9 @@ impl Ring {
         }
     }
 
-    fn looks(&self, i: usize, time: u32) -> Vec<(EndId, Look, Identity)> {
+    fn looks(&self, i: usize, time: u32) -> Vec<(EndId, EndSnapshot, Identity)> {
         let (to, from) = (&self.edges[i], &self.edges[self.before(i)]);
-        let look = |numbers: Numbers, sender_rank: usize, is_refused: bool| Look {
+        let snapshot = |numbers: Numbers, sender_rank: usize, is_refused: bool| EndSnapshot {
             refusals: if is_refused { time } else { 0 },
             calls: time,
             has_requests: numbers.is_waiting(),
@@ -192,11 +192,11 @@ impl Ring {
             acknowledged: to.acknowledged(),
             wants: false,
         };
-        let sender = look(numbers, i, to.can_send() && to.sent >= to.seen());
+        let sender = snapshot(numbers, i, to.can_send() && to.sent >= to.seen());
         let (posted, arrived) = (from.posted(), from.arrived());
         let receiver = Numbers::Receiver { posted, announced: posted, arrived, flushes: false };
         let next = identity((i + 1) % self.edges.len());
-        let receiver = look(receiver, self.before(i), false);
+        let receiver = snapshot(receiver, self.before(i), false);
         vec![(SENDER, sender, next), (RECEIVER, receiver, identity(self.before(i)))]
     }
 }
@@ -252,7 +252,7 @@ impl Network {
             now += TICK;
             ticks += 1;
             for i in 0..self.processes.len() {
-                self.look(i, now, ticks);
+                self.snapshot(i, now, ticks);
                 if self.processes[i].longest_wait(now).is_some_and(|age| age >= LIMIT) {
                     self.processes[i].ask(now);
                 }
@@ -262,26 +262,30 @@ impl Network {
         }
     }
 
-    fn look(&mut self, i: usize, now: Duration, ticks: u32) {
+    fn snapshot(&mut self, i: usize, now: Duration, ticks: u32) {
         let mut looks = self.ring.looks(i, ticks);
-        for (end, look, _) in &mut looks {
+        for (end, snapshot, _) in &mut looks {
             if self.lost.contains(&self.other(i, *end).0) {
-                look.contact = Contact::Lost;
+                snapshot.contact = Contact::Lost;
             }
         }
         let is_begun = !matches!(self.ring.culprit, Culprit::Absent(k) if k == i);
         let operation = |peer: &Identity| is_begun.then(|| operation(peer.pid));
-        let sight = |(id, look, peer)| Sight {
+        let checked_end = |(id, snapshot, peer)| CheckedEnd {
             id,
             operation: operation(&peer),
-            found: Found::Look(look),
+            found: EndCheck::Snapshot(snapshot),
             peer,
             recovery: String::new(),
         };
         let mut begun = [0; Function::COUNT];
         begun[Function::AllReduce as usize] = NUMBER + u64::from(is_begun);
-        let progress = Progress { communicator: 1, rank: i as u32, begun };
-        self.processes[i].handle_looks(now, looks.into_iter().map(sight).collect(), vec![progress]);
+        let progress = BegunOperations { communicator: 1, rank: i as u32, begun };
+        self.processes[i].handle_checked_ends(
+            now,
+            looks.into_iter().map(checked_end).collect(),
+            vec![progress],
+        );
     }
 
     fn advance(&mut self, i: usize, now: Duration) {

@@ -242,7 +242,7 @@ impl Begun {
 
 /// The operations that a process has begun in one of NCCL's communicators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub struct BegunOperations {
     /// As [`Operation::communicator`].
     pub communicator: u64,
     /// This process's rank in it.
@@ -251,7 +251,7 @@ pub struct Progress {
     pub begun: [u64; Function::COUNT],
 }
 
-impl Progress {
+impl BegunOperations {
     /// Whether `call` has begun.
     fn of(&self, call: Call) -> Begun {
         let Some(number) = call.number else { return Begun::Unknown };
@@ -263,7 +263,7 @@ impl Progress {
 /// Whether the process that has begun `all`, in the order of their communicators, has begun
 /// `operation`, in which a peer waits. Unknown if the peer waits for another rank, on whose behalf
 /// this process only sends (PXN).
-pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
+pub(super) fn begun(all: &[BegunOperations], operation: &Operation) -> Begun {
     // Several GPUs of a process may be in one communicator.
     let first = all.partition_point(|progress| progress.communicator < operation.communicator);
     let mut here =
@@ -350,9 +350,9 @@ mod tests {
         let progress = |rank, count| {
             let mut begun = [0; Function::COUNT];
             begun[Function::AllReduce as usize] = count;
-            Progress { communicator: 5, rank, begun }
+            BegunOperations { communicator: 5, rank, begun }
         };
-        let asked = |all: &[Progress], communicator, peer, function, number| {
+        let asked = |all: &[BegunOperations], communicator, peer, function, number| {
             let call = Call { function, number };
             begun(all, &Operation { call, communicator, name: String::new(), peer })
         };

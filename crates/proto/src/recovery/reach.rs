@@ -91,7 +91,7 @@ impl PathTimes {
     }
 
     /// A test of either end has failed, or the peer is behind this end.
-    pub fn handle_failure(&mut self) {
+    pub fn handle_failed_test(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
@@ -113,13 +113,12 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_test_waits_half_as_long_again_after_each_failure_and_for_some_round_trips_once_they_are_known()
-     {
+    fn a_test_waits_half_as_long_again_after_each_failure_and_for_some_known_round_trips() {
         let mut times = PathTimes::default();
         let mut limits = Vec::new();
         for _ in 0..13 {
             limits.push(times.limit().as_millis());
-            times.handle_failure();
+            times.handle_failed_test();
         }
         assert_eq!(limits, [30, 45, 67, 101, 151, 227, 341, 512, 768, 1153, 1729, 2000, 2000]);
         times.handle_round_trip(900 * MS);
@@ -134,7 +133,7 @@ mod tests {
     #[test]
     fn the_receiver_waits_as_long_as_the_sender_says_and_never_for_ever() {
         let mut sender = PathTimes::default();
-        (0..3).for_each(|_| sender.handle_failure());
+        (0..3).for_each(|_| sender.handle_failed_test());
         sender.handle_round_trip(50 * MS);
         assert_eq!(sender.reach(), Reach { limit: 200 * MS, round_trip: 50 * MS });
         let receiver = PathTimes::default();
@@ -151,7 +150,7 @@ mod tests {
             let (mut times, mut waited) = (PathTimes::default(), Duration::ZERO);
             while times.limit() <= round_trip {
                 waited += times.limit();
-                times.handle_failure();
+                times.handle_failed_test();
             }
             assert!(waited < 3 * round_trip, "{waited:?} for {round_trip:?}");
         }

@@ -35,7 +35,7 @@ impl World {
             let steps = if self.random.one_in(4) { 300 } else { 30 };
             for _ in 0..self.random.below(steps) {
                 match self.random.below(3) {
-                    0 => self.pass(Duration::from_millis(10)),
+                    0 => self.advance(Duration::from_millis(10)),
                     _ => self.deliver(),
                 }
                 self.settle();
@@ -62,7 +62,7 @@ impl World {
             (0..20).for_each(|_| self.deliver_and_settle());
             self.close(pair, dialler);
             for _ in 0..self.random.below(8) {
-                self.pass(Duration::from_millis(100));
+                self.advance(Duration::from_millis(100));
                 (0..5).for_each(|_| self.deliver_and_settle());
             }
             return;

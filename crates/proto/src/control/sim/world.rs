@@ -115,7 +115,7 @@ impl World {
             18..=39 => self.keep_queue_pairs(pair, process),
             40..=49 => {
                 let pause = Duration::from_millis(self.random.below(60));
-                self.pass(pause);
+                self.advance(pause);
             }
             50..=52 if !self.network.wires.is_empty() => {
                 let wire = self.random.below(self.network.wires.len() as u64) as usize;
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    pub(super) fn pass(&mut self, time: Duration) {
+    pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         for process in 0..2 {
             self.give_signs_of_life(process);
@@ -163,7 +163,7 @@ impl World {
         if !std::mem::replace(&mut self.has_passed_long, true) {
             let pair = self.random.below(self.pairs.len() as u64) as usize;
             self.close(pair, self.pairs[pair].dialler);
-            self.pass(Duration::from_secs(40));
+            self.advance(Duration::from_secs(40));
         }
     }
 
@@ -350,7 +350,7 @@ impl World {
                 |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && is_due(side));
             // Who sets up a connection dials again at once.
             if self.network.rejects_until.iter().any(|until| *until > self.now) {
-                self.pass(Duration::from_millis(200));
+                self.advance(Duration::from_millis(200));
                 self.settle();
             }
             if has_moved
@@ -370,8 +370,8 @@ impl World {
                     .filter_map(|p| self.planes[p].poll_timeout()),
             );
             match due.min() {
-                Some(due) => self.pass(due.saturating_sub(before)),
-                None if self.is_unfinished() => self.pass(Duration::from_millis(20)),
+                Some(due) => self.advance(due.saturating_sub(before)),
+                None if self.is_unfinished() => self.advance(Duration::from_millis(20)),
                 None => return,
             }
             self.settle();

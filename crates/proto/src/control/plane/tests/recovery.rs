@@ -101,8 +101,7 @@ fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
 }
 
 #[test]
-fn a_long_missing_list_comes_over_a_control_connection_that_has_had_an_established_stream_and_ends_any_other()
- {
+fn a_long_missing_list_is_accepted_only_where_a_stream_has_been_established() {
     for length in [4096, 4097, 24 << 10] {
         let mut two = Two::new(&[TOKEN]);
         let (near, far) = two.replied(TOKEN, [1; 16]);

@@ -4,7 +4,7 @@ use super::two::Two;
 use super::*;
 use crate::control::redial::{DOUBT_LIMIT, LOOKS};
 use crate::control::refusal::Refusal;
-use crate::handshake::{Caller, Resume};
+use crate::handshake::{DialerAddress, Resume};
 
 fn port_of_near() -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 2], 8))
@@ -165,7 +165,7 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
     for (address, is_taken) in [("0.0.0.0:7", false), ("10.0.0.9:0", false), ("10.0.0.9:7", true)] {
         let (_, far) = two.established(TOKEN, [address.len() as u8 + u8::from(is_taken); 16]);
         let conn = two.far.streams[&far].conn.expect("it stands");
-        let caller = Caller { address: address.parse().expect("an address") };
+        let caller = DialerAddress { address: address.parse().expect("an address") };
         two.far.handle_bytes(two.now, conn, &caller.frame().emit());
         assert_eq!(
             two.far.conns[&conn].caller,
@@ -182,7 +182,7 @@ fn a_port_that_is_reported_after_a_connection_that_is_no_more_ends_no_other_one(
     let mut two = Two::new(&[TOKEN]);
     let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 1], 99)));
     let gone = Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, [9; 16]).emit();
-    let told = Caller { address: port_of_near() }.frame().emit();
+    let told = DialerAddress { address: port_of_near() }.frame().emit();
     two.far.handle_bytes(two.now, client, &[&told[..], &gone, &told].concat());
     let refusal =
         Frame::text(Kind::Refuse, [9; 16], &Refusal::UnknownConnection.to_string()).emit();

@@ -321,8 +321,7 @@ fn every_order_of_events_with_a_change_request_for_other_paths_and_a_fault_ends_
 
 /// scripts/nightly.sh runs it, as it takes long.
 #[test]
-fn every_order_of_events_with_a_change_request_for_other_paths_a_fault_and_a_break_of_the_control_connection_ends_well()
- {
+fn every_order_of_a_change_request_a_fault_and_a_lost_control_connection_ends_well() {
     let (states, depth) = explore(1, 1, 1);
     assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
 }

@@ -171,8 +171,7 @@ fn frames_of_earlier_attempts_change_nothing() {
 }
 
 #[test]
-fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back()
- {
+fn the_missing_list_is_sent_again_when_asked_for_and_over_a_new_control_connection() {
     let mut pair = Pair::new(1);
     pair.fault(0);
     pair.settle();
@@ -192,8 +191,7 @@ fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_contro
 
 /// A caller that gets no more events makes no more calls.
 #[test]
-fn that_the_connection_runs_again_is_reported_if_the_frame_that_was_to_be_said_again_is_none_by_then()
- {
+fn a_connection_that_runs_again_is_reported_though_its_frame_is_no_longer_due() {
     let mut pair = Pair::new(1);
     pair.fault(0);
     while !pair.ends[0].inbox.iter().any(|message| matches!(message, Message::MissingList { .. })) {

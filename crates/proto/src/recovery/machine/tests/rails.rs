@@ -188,7 +188,7 @@ fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
 }
 
 #[test]
-fn a_rail_that_comes_back_is_reported_again_if_the_frame_was_lost_before_the_receiver_ran_again() {
+fn a_rail_that_comes_back_is_reported_again_if_its_frame_was_lost() {
     let mut pair = Pair::new(2);
     pair.are_jobs_slow = true;
     pair.usable(1, 0b01);

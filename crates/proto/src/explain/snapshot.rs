@@ -25,7 +25,7 @@ pub enum Contact {
 
 /// An end at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
+pub struct EndSnapshot {
     /// Its counters. `refusals` shows whether NCCL calls `isend` without success.
     pub numbers: Numbers,
     /// How often `isend` was refused, modulo 2^32.
@@ -44,9 +44,9 @@ pub struct Look {
 
 /// The result of a check of an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum EndCheck {
     /// Its state.
-    Look(Look),
+    Snapshot(EndSnapshot),
     /// NCCL's thread is inside, so the state is inaccessible; NCCL makes calls.
     InCall,
     /// Another thread of Ferrite is inside, so the state is inaccessible.
@@ -57,11 +57,11 @@ pub enum Found {
 
 /// An end that was checked.
 #[derive(Debug, Clone)]
-pub struct Sight {
+pub struct CheckedEnd {
     /// Identifies the end within its process.
     pub id: u64,
     /// The result.
-    pub found: Found,
+    pub found: EndCheck,
     /// The peer, as far as known without asking.
     pub peer: Identity,
     /// The operation of the oldest outstanding messages, if NCCL has reported it.
@@ -70,7 +70,7 @@ pub struct Sight {
     pub recovery: String,
 }
 
-impl Look {
+impl EndSnapshot {
     /// Whether it waits for nothing, and nothing is wrong.
     pub fn is_idle(&self) -> bool {
         !(self.numbers.is_waiting() || self.has_requests || self.recovers)
@@ -78,12 +78,12 @@ impl Look {
     }
 }
 
-impl Sight {
+impl CheckedEnd {
     /// An end that is as before.
     pub fn unchanged(id: u64) -> Self {
         let peer = Identity { host: String::new(), pid: 0, rank: None, label: None };
         let recovery = String::new();
-        Self { id, found: Found::Unchanged, peer, operation: None, recovery }
+        Self { id, found: EndCheck::Unchanged, peer, operation: None, recovery }
     }
 }
 
@@ -109,34 +109,34 @@ mod tests {
             (u32::MAX, None),
         ] {
             let mut receiver = RecvFlow::new(striping);
-            assert_eq!(receiver.look(0, false).sender_rank, None, "nothing is posted");
+            assert_eq!(receiver.snapshot(0, false).sender_rank, None, "nothing is posted");
             let buffer = Buffer { addr: 1, length: 100, rkeys: &[1, 0, 0, 0], tag };
             receiver.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid").expect("space");
-            assert_eq!(receiver.look(0, false).sender_rank, expected);
+            assert_eq!(receiver.snapshot(0, false).sender_rank, expected);
             let read = |seq| {
                 (seq == 1).then(|| Cts { addr: 1, length: 100, rkeys: [1, 0], tag, seq: 1 }.emit())
             };
             let sender = SendFlow::new(striping, RailWeights::from_speeds([1]));
-            assert_eq!(sender.look(0, read).sender_rank, expected);
+            assert_eq!(sender.snapshot(0, read).sender_rank, expected);
         }
     }
 
     #[test]
     fn a_receiver_tells_what_is_posted_announced_and_arrived() {
         let mut flow = RecvFlow::new(Striping::new(1, 1, false));
-        assert!(!flow.look(0, false).has_requests);
+        assert!(!flow.snapshot(0, false).has_requests);
         for _ in 0..2 {
             let buffer = Buffer { addr: 1, length: 100, rkeys: &[1, 0, 0, 0], tag: 3 };
             flow.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid").expect("space");
         }
         let slots = flow.poll_cts(1).expect("due");
         assert_eq!(slots.len(), 1);
-        let look = flow.look(5, true);
+        let snapshot = flow.snapshot(5, true);
         assert_eq!(
-            look.numbers,
+            snapshot.numbers,
             Numbers::Receiver { posted: 2, announced: 1, arrived: 0, flushes: true }
         );
-        assert_eq!((look.has_requests, look.calls), (true, 5));
+        assert_eq!((snapshot.has_requests, snapshot.calls), (true, 5));
     }
 
     /// More messages than the ring has slots.
@@ -149,9 +149,9 @@ mod tests {
             let last = 2 * round;
             let read = |seq: u32| (seq <= last).then(|| cts(seq));
             let late = flow.submit(1, 0, 8, read).expect("valid").expect("cleared").id;
-            let look = flow.look(0, read);
+            let snapshot = flow.snapshot(0, read);
             assert_eq!(
-                look.numbers,
+                snapshot.numbers,
                 Numbers::Sender {
                     seen: last,
                     sent: last - 1,
@@ -160,13 +160,13 @@ mod tests {
                 },
                 "round {round}"
             );
-            assert!(look.has_requests);
+            assert!(snapshot.has_requests);
             let early = flow.submit(2, 0, 8, read).expect("valid").expect("cleared").id;
             for id in [late, early] {
                 flow.handle_completion(id).expect("one stripe");
                 flow.poll_done(id).expect("complete");
             }
-            assert!(!flow.look(0, read).has_requests);
+            assert!(!flow.snapshot(0, read).has_requests);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! One end of a connection: its latest state, and its peer's reports.
 
-use super::look::{Contact, Look};
 use super::message::{Answer, Question, Standing};
 use super::numbers::{End, Numbers};
 use super::operation::{Begun, Operation};
+use super::snapshot::{Contact, EndSnapshot};
 use super::verdict::{Peer, UNTESTED_MS, Verdict, judge};
 use crate::control::Time;
 use crate::identity::Identity;
@@ -23,8 +23,8 @@ const WANTED: Duration = Duration::from_millis(2500);
 
 /// One end. [`super::inquiry::Inquiry`] sends questions and answers to its peer.
 #[derive(Debug)]
-pub(super) struct Watched {
-    pub(super) look: Look,
+pub(super) struct LocalEnd {
+    pub(super) snapshot: EndSnapshot,
     /// The operation of its messages, if NCCL has reported it.
     pub(super) operation: Option<Operation>,
     /// How far a recovery of the connection is, for people.
@@ -49,10 +49,15 @@ pub(super) struct Watched {
     pub(super) told: Option<Standing>,
 }
 
-impl Watched {
-    pub(super) fn new(now: Time, look: Look, peer: Identity, operation: Option<Operation>) -> Self {
+impl LocalEnd {
+    pub(super) fn new(
+        now: Time,
+        snapshot: EndSnapshot,
+        peer: Identity,
+        operation: Option<Operation>,
+    ) -> Self {
         Self {
-            look,
+            snapshot,
             operation,
             recovery: String::new(),
             peer,
@@ -68,39 +73,41 @@ impl Watched {
         }
     }
 
-    pub(super) fn update(&mut self, now: Time, mut look: Look) {
+    pub(super) fn update(&mut self, now: Time, mut snapshot: EndSnapshot) {
         let counts = |numbers: Numbers| match numbers {
             Numbers::Sender { seen, sent, acknowledged, .. } => (seen, sent, acknowledged),
             Numbers::Receiver { posted, announced, arrived, .. } => (posted, announced, arrived),
         };
-        if counts(look.numbers) != counts(self.look.numbers) {
+        if counts(snapshot.numbers) != counts(self.snapshot.numbers) {
             // Earlier refusals may precede this.
             self.refused = None;
-        } else if look.refusals != self.look.refusals {
+        } else if snapshot.refusals != self.snapshot.refusals {
             self.refused = Some(now);
         }
-        if let Numbers::Sender { wants, .. } = &mut look.numbers {
+        if let Numbers::Sender { wants, .. } = &mut snapshot.numbers {
             *wants = self.refused.is_some_and(|refused| now < refused + WANTED);
         }
-        if look.numbers != self.look.numbers {
+        if snapshot.numbers != self.snapshot.numbers {
             (self.since, self.answer, self.unanswered) = (now, None, None);
         }
-        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests
+        if snapshot.calls != self.snapshot.calls
+            || snapshot.numbers != self.snapshot.numbers
+            || !snapshot.has_requests
         {
             self.called = now;
         }
-        if look.contact != self.look.contact {
+        if snapshot.contact != self.snapshot.contact {
             (self.answer, self.unanswered, self.asked) = (None, None, None);
         }
-        self.look = look;
+        self.snapshot = snapshot;
     }
 
     pub(super) fn end(&self, now: Time) -> End {
-        let is_heard = !self.look.recovers && self.look.contact == Contact::Up;
+        let is_heard = !self.snapshot.recovers && self.snapshot.contact == Contact::Up;
         End {
-            numbers: self.look.numbers,
-            recovers: self.look.recovers,
-            is_untested: is_heard && self.look.has_requests && now >= self.called + UNTESTED,
+            numbers: self.snapshot.numbers,
+            recovers: self.snapshot.recovers,
+            is_untested: is_heard && self.snapshot.has_requests && now >= self.called + UNTESTED,
             still_ms: millis(now.saturating_sub(self.since)),
         }
     }
@@ -123,7 +130,8 @@ impl Watched {
     /// Whether it has waited for so long that it counts. While the connection recovers, NCCL may
     /// want to send, and its calls do nothing.
     pub(super) fn is_waiting(&self, now: Time) -> bool {
-        (self.look.numbers.is_waiting() || self.look.recovers) && now >= self.since + SETTLED
+        (self.snapshot.numbers.is_waiting() || self.snapshot.recovers)
+            && now >= self.since + SETTLED
     }
 
     /// The peer's state, if it was reported recently.
@@ -138,7 +146,7 @@ impl Watched {
         let fresh = self.answer.as_ref().filter(|(came, _)| now < *came + FRESH);
         let is_silent =
             |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
-        let peer = match (self.look.contact, fresh) {
+        let peer = match (self.snapshot.contact, fresh) {
             (Contact::Gone, _) => Peer::Gone,
             (Contact::Lost, _) => Peer::Unreachable,
             (Contact::Up, Some((_, Answer::NotAccepted))) => Peer::NotAccepted,
@@ -154,7 +162,7 @@ impl Watched {
 
     /// The rank with which this process sends on the connection, if messages show it.
     pub(super) fn own_rank(&self) -> Option<u32> {
-        self.look.sender_rank.filter(|_| self.look.numbers.is_sender())
+        self.snapshot.sender_rank.filter(|_| self.snapshot.numbers.is_sender())
     }
 
     /// The peer's identity, as far as known.
@@ -162,7 +170,9 @@ impl Watched {
         let mut peer = self.peer.clone();
         match &self.answer {
             Some((_, Answer::Stands(standing))) => peer.rank = standing.me.rank,
-            _ if !self.look.numbers.is_sender() => peer.rank = self.look.sender_rank.or(peer.rank),
+            _ if !self.snapshot.numbers.is_sender() => {
+                peer.rank = self.snapshot.sender_rank.or(peer.rank)
+            }
             _ => {}
         }
         peer
@@ -180,8 +190,8 @@ mod tests {
 
     const SENT: Numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
 
-    fn watched(has_requests: bool, recovers: bool, contact: Contact) -> Watched {
-        let look = Look {
+    fn watched(has_requests: bool, recovers: bool, contact: Contact) -> LocalEnd {
+        let snapshot = EndSnapshot {
             numbers: SENT,
             refusals: 0,
             calls: 0,
@@ -191,7 +201,7 @@ mod tests {
             sender_rank: None,
         };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
-        Watched::new(Time::ZERO, look, peer, None)
+        LocalEnd::new(Time::ZERO, snapshot, peer, None)
     }
 
     #[test]
@@ -213,8 +223,9 @@ mod tests {
         let mut watched = watched(false, false, Contact::Up);
         let idle = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
         let mut waits = |now: Time, refusals: u32| {
-            watched.update(now, Look { numbers: idle, refusals, ..watched.look.clone() });
-            watched.look.numbers.is_waiting()
+            watched
+                .update(now, EndSnapshot { numbers: idle, refusals, ..watched.snapshot.clone() });
+            watched.snapshot.numbers.is_waiting()
         };
         let refused = Time::from_secs(9);
         assert!(!waits(Time::from_secs(1), 0) && waits(refused, 1));
@@ -228,10 +239,10 @@ mod tests {
     fn an_end_without_requests_is_not_untested() {
         let mut watched = watched(false, false, Contact::Up);
         let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
-        let idle = Look { numbers, ..watched.look.clone() };
+        let idle = EndSnapshot { numbers, ..watched.snapshot.clone() };
         let begun = Time::from_secs(60);
         [Time::from_secs(1), begun].into_iter().for_each(|now| watched.update(now, idle.clone()));
-        watched.update(begun + UNTESTED / 2, Look { has_requests: true, ..idle });
+        watched.update(begun + UNTESTED / 2, EndSnapshot { has_requests: true, ..idle });
         assert!(
             !watched.end(begun + UNTESTED / 2).is_untested
                 && watched.end(begun + UNTESTED).is_untested

@@ -3,15 +3,15 @@
 use super::communicators::{self, Communicator};
 use super::handle;
 use super::live;
-use crate::proto::explain::operation::{Operation, PeerRank, Progress};
+use crate::proto::explain::operation::{BegunOperations, Operation, PeerRank};
 use crate::stats::labels::Labels;
 use std::collections::BTreeMap;
 
 /// Communicators and operations at one moment, indexed so that a lookup for a connection scans
 /// nothing.
 #[derive(Debug)]
-pub struct Seen {
-    progress: Vec<Progress>,
+pub struct OperationsSnapshot {
+    progress: Vec<BegunOperations>,
     /// The names of the communicators, by number.
     names: BTreeMap<u64, String>,
     /// By direction (true: this process sends) and communicator.
@@ -48,7 +48,7 @@ impl InFlight {
     }
 }
 
-impl Seen {
+impl OperationsSnapshot {
     /// The present operations.
     pub fn now() -> Self {
         let communicators = communicators::all();
@@ -127,7 +127,7 @@ impl Seen {
     }
 
     /// What this process has begun in each communicator.
-    pub fn progress(&self) -> Vec<Progress> {
+    pub fn progress(&self) -> Vec<BegunOperations> {
         self.progress.clone()
     }
 }
@@ -139,22 +139,25 @@ mod tests {
 
     /// Operations with number, communicator, peer and direction, in the order of their beginnings.
     /// Communicators 1 and 2 are open.
-    fn seen(live: &[(u64, u64, u32, bool)]) -> Seen {
+    fn seen(live: &[(u64, u64, u32, bool)]) -> OperationsSnapshot {
         let operation =
             |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
                 let call = Call { function: Function::AllReduce, number: Some(number) };
                 live::Operation { ordinal: ordinal as u64, call, communicator, peer, is_send }
             };
         let progress =
-            |communicator| Progress { communicator, rank: 0, begun: [0; Function::COUNT] };
+            |communicator| BegunOperations { communicator, rank: 0, begun: [0; Function::COUNT] };
         let communicators =
             [1, 2].map(|id| Communicator { name: "dp".into(), progress: progress(id) });
         // In any order.
-        Seen::new(communicators.into(), live.iter().enumerate().rev().map(operation).collect())
+        OperationsSnapshot::new(
+            communicators.into(),
+            live.iter().enumerate().rev().map(operation).collect(),
+        )
     }
 
     fn found(
-        seen: &Seen,
+        seen: &OperationsSnapshot,
         communicator: Option<u64>,
         is_send: bool,
         peer: Option<u32>,
@@ -187,7 +190,7 @@ mod tests {
             let call = Call { function, number: None };
             live::Operation { ordinal, call, communicator: 1, peer, is_send: false }
         };
-        let progress = Progress { communicator: 1, rank: 0, begun: [0; Function::COUNT] };
+        let progress = BegunOperations { communicator: 1, rank: 0, begun: [0; Function::COUNT] };
         let communicators = vec![Communicator { name: "dp".into(), progress }];
         let all = vec![
             operation(1, Function::Recv, 7),
@@ -195,7 +198,7 @@ mod tests {
             operation(3, Function::Recv, 8),
             operation(4, Function::Send, 8),
         ];
-        let seen = Seen::new(communicators, all);
+        let seen = OperationsSnapshot::new(communicators, all);
         assert_eq!(seen.operation(Some(1), false, Some(7)), None);
         let other =
             seen.operation(Some(1), false, Some(8)).map(|operation| operation.call.function);
