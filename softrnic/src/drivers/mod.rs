@@ -5,3 +5,47 @@ mod bnxt_re;
 mod erdma;
 mod mlx5;
 pub(crate) mod table;
+
+use crate::drivers::table::Driver;
+use crate::host;
+
+/// Its own, which needs no name, and the others.
+static OWN: Driver = table::OWN_DRIVER;
+static ALL: [Driver; 15] = [
+    bnxt_re::DRIVER,
+    table::EFA_DRIVER,
+    erdma::DRIVER,
+    table::HNS_DRIVER,
+    table::IONIC_DRIVER,
+    table::IRDMA_DRIVER,
+    table::MANA_DRIVER,
+    mlx5::PLAIN,
+    mlx5::CX4,
+    mlx5::CX5,
+    mlx5::CX6,
+    mlx5::CX6_DX,
+    mlx5::CX7,
+    mlx5::CX8,
+    table::RXE_DRIVER,
+];
+
+/// The one that devices have of which nothing is said.
+pub(crate) fn own() -> &'static Driver {
+    &OWN
+}
+
+/// `table::SOFTRNIC_DRIVER`. The error is a sentence.
+pub(crate) fn from_env() -> Result<&'static Driver, String> {
+    let settings =
+        ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
+    debug_assert!(
+        settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)),
+        "a driver sets what nobody reads"
+    );
+    let Some(name) = host::text("table::SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
+    let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
+    let found = ALL.iter().find(|driver| driver.name == name);
+    found.ok_or_else(|| {
+        format!("table::SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", "))
+    })
+}

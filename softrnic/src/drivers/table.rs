@@ -1,52 +1,12 @@
-//! All drivers that there are.
+//! What a driver is: its fields, and those of drivers that need no file of their own.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::types::qp_type::{RC, UC, UD};
 use crate::abi::types::{QpCap, SendWr, Wc, qp_state, wr_opcode};
-use crate::drivers::{bnxt_re, erdma, mlx5};
 use crate::host;
 use crate::limits::{MAX_CQE, MAX_QP_WR, MAX_READS, MAX_SGE};
-
-/// Its own, which needs no name, and the others.
-static OWN: Driver = OWN_DRIVER;
-static ALL: [Driver; 15] = [
-    bnxt_re::DRIVER,
-    EFA_DRIVER,
-    erdma::DRIVER,
-    HNS_DRIVER,
-    IONIC_DRIVER,
-    IRDMA_DRIVER,
-    MANA_DRIVER,
-    mlx5::PLAIN,
-    mlx5::CX4,
-    mlx5::CX5,
-    mlx5::CX6,
-    mlx5::CX6_DX,
-    mlx5::CX7,
-    mlx5::CX8,
-    RXE_DRIVER,
-];
-
-/// The one that devices have of which nothing is said.
-pub(crate) fn own() -> &'static Driver {
-    &OWN
-}
-
-/// `SOFTRNIC_DRIVER`. The error is a sentence.
-pub(crate) fn from_env() -> Result<&'static Driver, String> {
-    let settings =
-        ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
-    debug_assert!(
-        settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)),
-        "a driver sets what nobody reads"
-    );
-    let Some(name) = host::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
-    let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
-    let found = ALL.iter().find(|driver| driver.name == name);
-    found.ok_or_else(|| format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", ")))
-}
 
 /// The number that a setting of a driver is.
 pub(super) const fn number(setting: &str) -> u32 {

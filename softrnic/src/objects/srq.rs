@@ -13,7 +13,8 @@ use crate::limits::SRQS;
 use crate::objects::context::{Event, Pd};
 use crate::objects::cq::Acks;
 use crate::shm::file::Table;
-use crate::shm::recv_ring::{LIMIT_REACHED, SrqRing, SrqSlot};
+use crate::shm::recv_ring::SrqRing;
+use crate::shm::slots::{LIMIT_REACHED, SrqSlot};
 
 /// What the application holds as `ibv_srq*` is its first field.
 #[repr(C)]

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::drivers::table;
+use crate::drivers;
 use crate::drivers::table::{Driver, Library};
 use crate::host;
 use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
@@ -157,8 +157,8 @@ impl Settings {
             shm_dir: shm_dir.to_owned(),
             fabric: fabric.to_owned(),
             requested: Requested::default(),
-            driver: table::own(),
-            library: table::own().library(),
+            driver: drivers::own(),
+            library: drivers::own().library(),
             quiet: true,
             strict: false,
             spray: false,
@@ -212,7 +212,7 @@ impl Settings {
     /// Reads the environment; the error is a sentence that names the variable, its value and what
     /// is allowed.
     pub(crate) fn from_env() -> Result<Self, String> {
-        let driver = table::from_env()?;
+        let driver = drivers::from_env()?;
         // SAFETY: geteuid has no preconditions.
         let uid = unsafe { libc::geteuid() };
         let shm_dir = driver.text("SOFTRNIC_SHM_DIR")?.unwrap_or_else(|| "/dev/shm".to_owned());

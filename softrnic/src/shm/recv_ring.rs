@@ -9,13 +9,13 @@
 
 use std::hint::spin_loop;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::abi::types::Sge;
 use crate::limits::MAX_SGE;
-use crate::shm::file::{ControlLock, PAGE, RINGS_AT, RINGS_BYTES, SharedFile};
-use crate::shm::slots::QpSlot;
+use crate::shm::file::{ControlLock, PAGE, RING_PAGES_AT, RINGS_AT, RINGS_BYTES, SharedFile};
+use crate::shm::slots::{QpSlot, SrqSlot};
 
 /// Words of an entry before its elements: wr_id; status, opcode; byte count, immediate; flags,
 /// number of elements.
@@ -179,6 +179,14 @@ pub(crate) struct RingPages([AtomicU64; WORDS]);
 fn pages(at: usize, bytes: usize) -> Range<usize> {
     let first = at.saturating_sub(RINGS_AT) / PAGE;
     first..(first + bytes.div_ceil(PAGE)).min(WORDS * 64)
+}
+
+impl SharedFile {
+    /// Which pages of the receive rings are in use.
+    pub(crate) fn ring_pages(&self) -> &'static RingPages {
+        // SAFETY: the bits have storage and consist of atomics.
+        unsafe { &*self.base().add(RING_PAGES_AT).cast() }
+    }
 }
 
 impl RingPages {
@@ -382,45 +390,5 @@ impl SrqRing {
             }
             spin_loop();
         }
-    }
-}
-
-/// The part of an SRQ that takers see.
-#[repr(C, align(64))]
-pub(crate) struct SrqSlot {
-    // Written by the owner.
-    pub(crate) owner: AtomicU32,
-    pub(crate) pd: AtomicU32,
-    pub(crate) ring_at: AtomicU64,
-    pub(crate) ring_bytes: AtomicU32,
-    /// Entries - 1.
-    pub(crate) ring_mask: AtomicU32,
-    /// 8-byte words per entry.
-    pub(crate) ring_stride: AtomicU32,
-    /// The owner is told when fewer receives than this are left; 0: it is not. With
-    /// [`LIMIT_REACHED`] it is to be told. One word, so that a taker cannot die in between.
-    pub(crate) limit: AtomicU32,
-    /// Receives posted.
-    pub(crate) posted: AtomicU64,
-    /// Receives taken. Written by takers.
-    pub(crate) head: AtomicU64,
-}
-
-/// [`SrqSlot::limit`]: fewer are left. Cleared by the owner's service thread.
-pub(crate) const LIMIT_REACHED: u32 = 1 << 31;
-
-impl SrqSlot {
-    /// Receives that nobody has taken.
-    pub(crate) fn left(&self) -> u64 {
-        // In this order, or the head could be beyond what was posted.
-        let head = self.head.load(SeqCst);
-        self.posted.load(SeqCst).saturating_sub(head)
-    }
-
-    /// Whether the limit is reached just now: the owner is to be told, once.
-    pub(crate) fn reaches_limit(&self) -> bool {
-        let limit = self.limit.load(SeqCst);
-        let is_reached = limit != 0 && limit & LIMIT_REACHED == 0 && self.left() < u64::from(limit);
-        is_reached && self.limit.compare_exchange(limit, LIMIT_REACHED, SeqCst, SeqCst).is_ok()
     }
 }

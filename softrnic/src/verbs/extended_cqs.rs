@@ -13,7 +13,7 @@ use crate::drivers::table::Verb;
 use crate::engine::receive::poll_one;
 use crate::objects::context::Pd;
 use crate::objects::cq::Cq;
-use crate::verbs::device::engine_of;
+use crate::verbs::engine::engine_of;
 use crate::verbs::queues::{CqKind, make_cq};
 use crate::verbs::{context, object, pointer, shared};
 

@@ -16,6 +16,7 @@ mod absent;
 #[cfg(any(feature = "tools", test))]
 mod cm;
 mod device;
+mod engine;
 mod extended_cqs;
 mod extended_qps;
 mod post;

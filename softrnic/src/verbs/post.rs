@@ -25,7 +25,7 @@ use crate::objects::send_queue::{SendQueue, WrList};
 use crate::process::fabric::Command;
 use crate::remote::responder::Request;
 use crate::shm::work::Batch;
-use crate::verbs::device::engine_of;
+use crate::verbs::engine::engine_of;
 use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
 /// The elements of a work request.

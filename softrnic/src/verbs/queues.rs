@@ -20,7 +20,7 @@ use crate::objects::cq::{Channel, Cq, CqRequest};
 use crate::objects::qp::{Qp, QpRequest};
 use crate::objects::srq::Srq;
 use crate::process::fabric::Command;
-use crate::verbs::device::engine_of;
+use crate::verbs::engine::engine_of;
 use crate::verbs::post::elements;
 use crate::verbs::{code, context, extended_qps, object, pointer, shared};
 

@@ -18,7 +18,7 @@ use crate::limits::MAX_READS;
 use crate::process::fabric::Fabric;
 use crate::verbs::cm::id::{Id, Stage, State, What, complete, establish, let_go};
 use crate::verbs::cm::queue_pair;
-use crate::verbs::device::engine;
+use crate::verbs::engine::engine;
 use crate::verbs::{minus_one, object, shared};
 
 /// `IB_CM_REJ_CONSUMER_DEFINED`.

@@ -23,7 +23,7 @@ use crate::verbs::cm::resolve::{
     Place, gid, place_of, rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, storage,
 };
 use crate::verbs::cm::{connect, queue_pair, resolve};
-use crate::verbs::device::engine;
+use crate::verbs::engine::engine;
 use crate::verbs::{minus_one, object, pointer, shared};
 
 /// Something that has happened to an identifier, and waits to be fetched.

@@ -17,7 +17,8 @@ use crate::process::fabric::Fabric;
 use crate::shm::slots::GIDS;
 use crate::verbs::cm::connect;
 use crate::verbs::cm::id::{Id, PKEY, Stage, State, What, complete, settle, show};
-use crate::verbs::device::{engine, open_device};
+use crate::verbs::device::open_device;
+use crate::verbs::engine::engine;
 use crate::verbs::post::alloc_pd;
 use crate::verbs::{minus_one, object, shared};
 
