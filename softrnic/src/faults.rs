@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::control::{DeviceName, Network, PortName, TakenGid};
-use crate::engine::requester::{Fault, FaultHook};
+use crate::engine::{Fault, FaultHook};
 use crate::host::now_ns;
 use crate::network::header::mix;
 use crate::network::topology::PortId;

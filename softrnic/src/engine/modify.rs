@@ -1,12 +1,13 @@
 //! `ibv_modify_qp`: what a transition of a queue pair does.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::types::{QpAttr, SrqAttr, qp_attr as mask, qp_state as state, qp_state};
 use crate::engine::receive::{Source, forget};
-use crate::engine::requester::{FaultHook, drain, flush, flush_soon, pump};
+use crate::engine::requester::{drain, flush, flush_soon, pump};
+use crate::engine::Engine;
 use crate::host::lock;
 use crate::network::topology::mtu_bytes;
 use crate::objects::context::{Context, Device, Ops, Pd};
@@ -14,8 +15,7 @@ use crate::objects::cq::{Cq, CqRequest};
 use crate::objects::mr::{Change, Mr, Range};
 use crate::objects::qp::{Qp, QpRequest, attributes, check_values, remember};
 use crate::objects::srq::Srq;
-use crate::process::fabric::{Fabric, Route};
-use crate::remote::staged_transfer::CopyServer;
+use crate::process::fabric::Route;
 use crate::rules::KnownRules;
 use crate::shm::slots::NO_PEER;
 
@@ -163,58 +163,6 @@ fn enter(
         }
     }
     Ok(())
-}
-
-/// The engine of this process. Lives until the process ends.
-#[derive(Debug)]
-pub(crate) struct Engine {
-    pub(crate) fabric: &'static Fabric,
-    pub(crate) faults: Box<dyn FaultHook>,
-    pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
-    pub(crate) cqs: Mutex<Vec<Arc<Cq>>>,
-    pub(crate) srqs: Mutex<Vec<Arc<Srq>>>,
-    /// Open devices.
-    pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
-    /// Queue pairs whose head request is copied through the shared file.
-    pub(crate) staging: Mutex<Vec<Arc<Qp>>>,
-    pub(crate) copy_server: CopyServer,
-}
-
-impl Engine {
-    /// An engine without objects.
-    pub(crate) fn new(fabric: &'static Fabric, faults: Box<dyn FaultHook>) -> Self {
-        Self {
-            fabric,
-            faults,
-            qps: Mutex::default(),
-            cqs: Mutex::default(),
-            srqs: Mutex::default(),
-            contexts: Mutex::default(),
-            staging: Mutex::default(),
-            copy_server: CopyServer::default(),
-        }
-    }
-}
-
-/// In the error state: completes the posted receives as flushed. False while a peer is still in the
-/// queue pair. Call with `recv` locked.
-pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
-    // It may have been reset or destroyed since the caller looked.
-    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
-        return true;
-    }
-    if engine.fabric.is_entered(qp.slot)
-        || (engine.fabric.has_stage() && engine.copy_server.is_busy())
-    {
-        return false;
-    }
-    qp.flush_recv();
-    true
-}
-
-/// Whether nothing completes any more, since its device has failed.
-pub(crate) fn is_silent(qp: &Qp) -> bool {
-    qp.fabric.settings.silent_failure && qp.pd.context.is_dead()
 }
 
 impl Engine {

@@ -6,13 +6,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::{Arc, Weak, mpsc};
 use std::{mem, ptr, thread};
 
-use crate::abi::types::{Sge, Status, access, event, qp_state, send_flag, wr_opcode};
+use crate::abi::types::{Status, access, event, qp_state, send_flag, wc_opcode, wr_opcode};
 use crate::copy::transfer::{
     CopyError, Direction, Pieces, transfer, transfer_by_lines, transfer_shuffled,
 };
-use crate::engine::modify::{Engine, flush_recv, is_silent};
-use crate::engine::receive;
-use crate::engine::receive::complete;
+use crate::engine::datagrams;
+use crate::engine::{Engine, FAILS, Fault, gather, is_silent};
 use crate::host::{lock, now_ns};
 use crate::limits::MAX_MESSAGE;
 use crate::network::topology::PortId;
@@ -22,7 +21,7 @@ use crate::objects::send_queue::{Link, SendQueue};
 use crate::process::fabric::{Fabric, Task};
 use crate::remote::responder;
 use crate::remote::responder::{
-    Admission, Forbidden, RemoteQpGuard, Request, ResponderFault, TxOutcome, brings_data, resolve,
+    Admission, RemoteQpGuard, Request, ResponderFault, TxOutcome, brings_data,
 };
 use crate::remote::staged_transfer::{Path, StagedTransfer};
 use crate::shm::file::slot_of;
@@ -106,9 +105,6 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
 }
 
 const LAST_OPCODE: u32 = wr_opcode::ATOMIC_FETCH_ADD;
-/// The opcode of an operation that fails when it is executed.
-pub(crate) const FAILS: u32 = 0x100;
-
 /// Whether a request for data is of a type without any, or has no memory for it.
 fn has_no_answer(qp: &Qp, request: &Request) -> bool {
     qp.is_unreliable() || request.flags & send_flag::INLINE != 0
@@ -230,18 +226,6 @@ pub(crate) fn proceed(queue: &mut SendQueue) -> TxOutcome {
     outcome
 }
 
-/// The local ranges of a request, each allowed by its key.
-#[inline]
-pub(crate) fn gather(qp: &Qp, sges: &[Sge], need: u32) -> Result<Pieces, Forbidden> {
-    let mut pieces = Pieces::default();
-    for sge in sges.iter().filter(|s| s.length != 0) {
-        let range = (sge.addr, u64::from(sge.length));
-        let memory = resolve(qp.fabric, (qp.device, qp.pd.id), sge.lkey, range, need)?;
-        pieces.push(memory.piece(sge.lkey, range.1));
-    }
-    Ok(pieces)
-}
-
 /// Executes and completes what is posted until the queue is empty or has to wait.
 #[inline]
 pub(crate) fn pump(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) {
@@ -347,6 +331,47 @@ fn finish(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, status: Statu
     }
 }
 
+/// Records the outcome of the oldest request not acknowledged. False if its CQ takes no more.
+#[inline]
+pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
+    let (request, sges, inline) = queue.request(queue.acked);
+    let is_completion =
+        status != Status::Success || qp.signal_all || request.flags & send_flag::SIGNALED != 0;
+    let cq = qp.send_cq.slot;
+    if is_completion && !responder::admit_completion(qp.fabric, cq) {
+        return false;
+    }
+    let opcode = match request.opcode & !FAILS {
+        wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM => wc_opcode::RDMA_WRITE,
+        wr_opcode::RDMA_READ => wc_opcode::RDMA_READ,
+        wr_opcode::ATOMIC_CMP_SWAP => wc_opcode::COMP_SWAP,
+        wr_opcode::ATOMIC_FETCH_ADD => wc_opcode::FETCH_ADD,
+        _ => wc_opcode::SEND,
+    };
+    let bytes = inline.len() as u32 + sges.iter().map(|s| s.length).fold(0, u32::wrapping_add);
+    let has_immediate =
+        matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
+    let kind = (opcode, has_immediate && qp.library.flags_sent_immediates);
+    let request_of = (request.wr_id, request.blocks);
+    qp.send_ring.record(queue.acked, request_of, status as u32, kind, bytes, is_completion);
+    if status == Status::Success {
+        let sent = &qp.slot.sent;
+        sent.messages.store(sent.messages.load(Relaxed) + 1, Relaxed);
+        sent.bytes.store(sent.bytes.load(Relaxed) + u64::from(bytes), Relaxed);
+        qp.slot.work.acknowledged(queue.link.packets(bytes.into()), has_immediate);
+    }
+    queue.advance();
+    if is_completion {
+        responder::announce(
+            qp.fabric,
+            cq,
+            qp.slot.send_bit.load(Relaxed),
+            status != Status::Success,
+        );
+    }
+    true
+}
+
 /// In the error states: all that is left is flushed, but what failed says how.
 fn flush_send(qp: &Qp, queue: &mut SendQueue) {
     queue.staged = None;
@@ -366,7 +391,7 @@ fn flush_send(qp: &Qp, queue: &mut SendQueue) {
 #[inline]
 fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
     if queue.staged.is_some() {
-        let outcome = if qp.is_ud() { receive::proceed(qp, queue) } else { proceed(queue) };
+        let outcome = if qp.is_ud() { datagrams::proceed(qp, queue) } else { proceed(queue) };
         return handle_result(engine, qp, queue, outcome);
     }
     let due = queue.head.until.max(queue.request(queue.executed).0.due);
@@ -380,7 +405,7 @@ fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
         return true;
     }
     let outcome = match engine.faults.on_transmission(qp, queue) {
-        None if qp.is_ud() => receive::execute(qp, queue, None),
+        None if qp.is_ud() => datagrams::execute(qp, queue, None),
         None => execute(qp, queue, None),
         Some(fault) => apply_fault(qp, queue, fault),
     };
@@ -390,7 +415,7 @@ fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
 /// Executes the head request once, with a fault at the peer if `fault` asks for it.
 #[cold]
 fn execute_next(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFault>) -> TxOutcome {
-    if qp.is_ud() { receive::execute(qp, queue, fault) } else { execute(qp, queue, fault) }
+    if qp.is_ud() { datagrams::execute(qp, queue, fault) } else { execute(qp, queue, fault) }
 }
 
 /// Sends the head request under a fault.
@@ -491,6 +516,22 @@ fn conclude(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, status: Sta
     } else {
         queue.executed_until(status, ack_at);
     }
+}
+
+/// In the error state: completes the posted receives as flushed. False while a peer is still in the
+/// queue pair. Call with `recv` locked.
+pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
+    // It may have been reset or destroyed since the caller looked.
+    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
+        return true;
+    }
+    if engine.fabric.is_entered(qp.slot)
+        || (engine.fabric.has_stage() && engine.copy_server.is_busy())
+    {
+        return false;
+    }
+    qp.flush_recv();
+    true
 }
 
 /// In the error state: completes both queues as flushed. False while a peer is still in the queue
@@ -822,44 +863,6 @@ impl Task for DelayedPacket {
     fn run(self: Box<Self>) {
         self.arrive();
     }
-}
-
-/// A fault of one transmission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// It does not get to the peer.
-    Drop,
-    /// It is executed; its acknowledgement does not get back.
-    DropAck,
-    /// It is held up for so many nanoseconds.
-    Delay(u64),
-    /// It is taken for lost, and arrives after so many nanoseconds.
-    Late(u64),
-    /// The sending queue pair fails.
-    QpError,
-    /// It shows at the responder.
-    Responder(ResponderFault),
-}
-
-/// Decides what goes wrong.
-pub(crate) trait FaultHook: Debug + Send + Sync {
-    /// The fault of the next transmission of the head request of `queue`, if it has one. What the
-    /// fault does to ports, devices and processes is done when this returns.
-    fn on_transmission(&self, qp: &Qp, queue: &mut SendQueue) -> Option<Fault>;
-
-    /// What `ibv_modify_qp` to RTR from one port to another has to answer.
-    fn on_modify_qp(&self, from: PortId, to: PortId) -> Result<(), i32>;
-
-    /// What a registration of memory at a device has to answer.
-    fn on_reg_mr(&self, device: usize) -> Result<(), i32>;
-
-    /// What a poll of a completion queue of a device has to answer. With an errno, completions stay
-    /// where they are.
-    fn on_poll_cq(&self, device: usize) -> Result<(), i32>;
-
-    /// What posting a work request to a send queue of a device has to answer. With an errno, it is
-    /// not posted.
-    fn on_post_send(&self, device: usize) -> Result<(), i32>;
 }
 
 /// How soon the service thread looks after bytes that are copied through the shared file, if no

@@ -7,7 +7,7 @@ use std::{ptr, thread};
 
 use crate::copy::gpu;
 use crate::drivers;
-use crate::engine::modify::Engine;
+use crate::engine::Engine;
 use crate::engine::requester;
 use crate::faults::Injector;
 use crate::host;

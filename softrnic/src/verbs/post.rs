@@ -13,9 +13,10 @@ use crate::abi::types::{RecvWr, SendWr, Sge, Wc, send_flag, wr_opcode};
 use crate::calls::NO_OPERATION;
 use crate::copy::gpu;
 use crate::drivers::table::{Refusals, Verb};
+use crate::engine::FAILS;
 use crate::engine::receive::poll_cq;
-use crate::engine::requester::{FAILS, pump};
-use crate::engine::{receive, requester};
+use crate::engine::requester::pump;
+use crate::engine::{datagrams, receive, requester};
 use crate::host::{lock, set_errno};
 use crate::objects::context::{Ah, Pd};
 use crate::objects::cq::{Cq, SINGLE_THREADED_CQ};
@@ -149,7 +150,7 @@ pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
         if qp.is_ud() {
             // SAFETY: the caller's handle, or NULL.
             let (ah, qpn, _) = unsafe { receiver(wr) }?;
-            receive::check(qp, ah, qpn)?;
+            datagrams::check(qp, ah, qpn)?;
         }
     }
     let mut batch = Batch::default();
@@ -221,7 +222,7 @@ fn enqueue(
 unsafe fn address(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, bytes: u64) -> Result<(), i32> {
     // SAFETY: by the caller.
     let (ah, qpn, qkey) = unsafe { receiver(wr) }?;
-    receive::address(qp, queue, ah, (qpn, qkey), (bytes, wr.opcode == wr_opcode::SEND_WITH_IMM))
+    datagrams::address(qp, queue, ah, (qpn, qkey), (bytes, wr.opcode == wr_opcode::SEND_WITH_IMM))
 }
 
 /// Address handle, number and Q_Key of the queue pair that a datagram is for.
