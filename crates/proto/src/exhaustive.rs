@@ -8,7 +8,7 @@ use super::random::Random;
 use super::recv::{Buffer, RecvFlow};
 use super::send::SendFlow;
 use super::stripe::Striping;
-use super::{MAX_QPS, QpIndex, RING_SLOTS, Violation};
+use super::{RING_SLOTS, Violation};
 
 /// From one value, or one input that a fuzzer has kept, to the next: 1, or `otherwise`.
 pub(super) fn step(otherwise: usize) -> usize {
@@ -30,39 +30,6 @@ fn every_immediate_is_read_as_it_is_made_again() {
                 assert_eq!(u32::from(half), bits & 0xffff)
             }
             LengthCode::Full | LengthCode::Stripe => {}
-        }
-    }
-}
-
-/// Every way to cut, every length up to 256 KiB, and every first queue pair, with weights that are
-/// equal, or as unequal as they may be.
-#[test]
-fn the_stripes_of_every_length_tile_the_message() {
-    for (rails, per_rail) in
-        (1..=4_u8).flat_map(|rails| (1..=8_u8).map(move |per_rail| (rails, per_rail)))
-    {
-        for (split, speeds) in
-            [(false, [1; 4]), (true, [1; 4]), (false, [1, 64, 7, 3]), (true, [64, 1, 3, 7])]
-        {
-            let striping = Striping::new(rails, per_rail, split);
-            let weights = RailWeights::from_speeds(speeds);
-            for length in (0..=1_u32 << 18).step_by(step(1021)) {
-                let first = QpIndex((length % u32::from(striping.qp_count())) as u8);
-                let (mut end, mut seen, mut count) = (0, 0_u32, 0);
-                for stripe in striping.stripes(length, first, |qp| weights.of(striping.rail_of(qp)))
-                {
-                    assert!(
-                        stripe.offset == end && stripe.offset % 128 == 0,
-                        "{length} {striping:?}"
-                    );
-                    assert!(
-                        usize::from(stripe.qp.0) < MAX_QPS && seen & 1 << stripe.qp.0 == 0,
-                        "{length} {striping:?}"
-                    );
-                    (end, seen, count) = (end + stripe.length, seen | 1 << stripe.qp.0, count + 1);
-                }
-                assert_eq!((end, count), (length, striping.stripe_count(length)), "{striping:?}");
-            }
         }
     }
 }

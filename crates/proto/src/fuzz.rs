@@ -10,7 +10,7 @@ use super::control;
 use super::cts::{Cts, CtsWords, SlotIndex};
 use super::endpoint::Endpoint;
 use super::explain::message::{Answer, Question};
-use super::frame::Assembler;
+use super::frame::{Assembler, Kind};
 use super::handle::{HANDLE_BYTES, Handle};
 use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
 use super::imm::{Imm, LengthCode};
@@ -68,7 +68,10 @@ fn bodies(bytes: &[u8]) {
     match what % 9 {
         0 => check_hello(&body(hello.body())),
         1 => check_reply(&body(reply(&hello, rails, qps).body()), &hello),
-        2 => drop(Resume::parse(rest)),
+        2 => match Resume::parse(rest) {
+            Ok(resume) => assert_eq!(resume.frame(Kind::Resume, [9; 16]).body, rest),
+            Err(_) => assert_ne!(rest.len(), 20),
+        },
         3 => {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
             let body = body(Handle::without_gids(address, [0; 16]).emit().to_vec());

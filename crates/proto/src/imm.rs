@@ -98,7 +98,6 @@ impl Imm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RING_SLOTS;
     use proptest::prelude::*;
 
     proptest! {
@@ -109,13 +108,6 @@ mod tests {
                 let imm = Imm::from_bits(Imm::new(SlotIndex::of(seq), code).to_bits());
                 prop_assert_eq!((imm.slot(), imm.length_code()), (SlotIndex::of(seq), code));
             }
-        }
-
-        #[test]
-        fn any_immediate_has_a_slot_of_the_ring_and_keeps_it(bits: u32) {
-            let imm = Imm::from_bits(bits);
-            prop_assert!(imm.slot().index() < RING_SLOTS);
-            prop_assert_eq!(Imm::new(imm.slot(), imm.length_code()).slot(), imm.slot());
         }
     }
 }

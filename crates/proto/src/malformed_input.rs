@@ -2,10 +2,8 @@
 //! with a text, or parsed as a value within bounds that survives encoding and parsing.
 
 use super::cts::{Cts, CtsWords, SlotIndex};
-use super::frame::{Assembler, Frame, Kind};
-use super::fuzz::{changed, check_stripes, hello};
+use super::fuzz::check_stripes;
 use super::handle::{HANDLE_BYTES, Handle, Token};
-use super::handshake::{Hello, Reply, Resume};
 use super::rail_weights::RailWeights;
 use super::recovery::missing_list::{MissingList, MissingMessage};
 use super::send::{SendFlow, Transfer};
@@ -17,16 +15,6 @@ use proptest::prelude::*;
 const TOKEN: Token = [0; 16];
 
 proptest! {
-    /// No random body of these lengths is valid; each is refused with a text.
-    #[test]
-    fn a_random_body_is_refused_with_a_text_unless_it_is_a_resumption(body in vec(any::<u8>(), 0..600)) {
-        let own = hello(2, 5);
-        for refusal in [Hello::parse(&body).expect_err("a hello"), Reply::parse(&body, &own).expect_err("a reply")] {
-            prop_assert!(!refusal.text().is_empty());
-        }
-        prop_assert_eq!(Resume::parse(&body).is_ok(), body.len() == 20);
-    }
-
     #[test]
     fn a_handle_is_read_as_written_or_refused_for_the_field_that_is_wrong(
         tail in vec(any::<u8>(), HANDLE_BYTES - 12), is_ours in prop::bool::weighted(0.8),
@@ -54,27 +42,6 @@ proptest! {
         };
         let refusal = Handle::parse(&bytes).expect_err("refused");
         prop_assert!(refusal.text().contains(&expected), "{refusal}");
-    }
-
-    #[test]
-    fn a_changed_resumption_is_another_one_or_refused(attempt: u32, changes in vec(any::<u8>(), 3..18)) {
-        let good = Resume { token: [9; 16], attempt };
-        let body = changed(good.frame(Kind::Resume, TOKEN).body, &changes);
-        match Resume::parse(&body) {
-            Ok(resume) => prop_assert_eq!(resume.frame(Kind::Resume, TOKEN).body, body),
-            Err(_) => prop_assert_ne!(body.len(), 20),
-        }
-    }
-
-    #[test]
-    fn a_frame_with_changed_bytes_is_of_a_known_kind_or_refused(bits: u16, changes in vec(any::<u8>(), 0..9)) {
-        let mut bytes = Frame { kind: Kind::Resume, secret: TOKEN, body: vec![3; 20] }.emit();
-        bytes[10..12].copy_from_slice(&bits.to_le_bytes());
-        let mut assembler = Assembler::default();
-        assembler.handle_bytes(&changed(bytes.to_vec(), &changes));
-        if let Ok(Some(frame)) = assembler.poll_frame() {
-            prop_assert!(Kind::ALL.contains(&frame.kind));
-        }
     }
 
     #[test]

@@ -287,18 +287,6 @@ mod tests {
 
     #[test]
     fn xml_is_escaped_and_counted() {
-        let outcome = |verdict, detail: &str| {
-            let (name, claim) = ("a-name".into(), "a claim".into());
-            Outcome {
-                number: 7,
-                name,
-                claim,
-                verdict,
-                detail: detail.into(),
-                seconds: 0.25,
-                log: vec!["last".into()],
-            }
-        };
         let all =
             [outcome(Verdict::Failed, "1 < 2 & \"so\u{1b}\""), outcome(Verdict::Skipped, "why")];
         let text = xml("t", &all);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::abi::types::{QpAttr, SrqAttr, qp_attr as mask, qp_state as state, qp_state};
+use crate::engine::Engine;
 use crate::engine::receive::{Source, forget};
 use crate::engine::requester::{drain, flush, flush_soon, pump};
-use crate::engine::Engine;
 use crate::host::lock;
 use crate::network::topology::mtu_bytes;
 use crate::objects::context::{Context, Device, Ops, Pd};

@@ -189,13 +189,7 @@ impl Bench {
     /// As `serve`, of two tools.
     pub fn serve_by(&self, tools: [&str; 2], server: &[&str], client: &[&str]) -> [Outcome; 2] {
         let port = Port::free();
-        let number = port.number.to_string();
-        let numbered = |arguments: &[&str]| -> Vec<String> {
-            arguments
-                .iter()
-                .map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() })
-                .collect()
-        };
+        let numbered = |arguments| with_port(arguments, port.number);
         let mut server = Running::start(self, tools[0], &numbered(server));
         if server.listens(self, port.number) {
             let client = Running::start(self, tools[1], &numbered(client)).finish();
@@ -214,13 +208,7 @@ impl Bench {
         when: &str,
     ) -> Outcome {
         let port = Port::free();
-        let number = port.number.to_string();
-        let numbered = |arguments: &[&str]| -> Vec<String> {
-            arguments
-                .iter()
-                .map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() })
-                .collect()
-        };
+        let numbered = |arguments| with_port(arguments, port.number);
         let mut server = Running::start(self, tool, &numbered(server));
         assert!(
             server.listens(self, port.number),
@@ -324,6 +312,12 @@ impl Drop for Running {
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.output);
     }
+}
+
+/// These arguments, with this number in place of [`PORT`].
+fn with_port(arguments: &[&str], number: u16) -> Vec<String> {
+    let word = |word: &&str| if *word == PORT { number.to_string() } else { (*word).to_owned() };
+    arguments.iter().map(word).collect()
 }
 
 /// A port that nobody uses, and that no other test takes meanwhile: its number is a name that is

@@ -247,19 +247,27 @@ fn a_peer_that_says_nothing_is_given_up_after_the_time_that_is_set() {
     }
 }
 
+const FRAMES: [&str; 4] = ["Offer", "Answer", "Ready", "MissingList"];
+
+/// Both ends in a recovery whose frame of this kind is lost.
+fn without_a_frame(kind: &str) -> Pair {
+    let mut pair = Pair::new(1);
+    pair.fault(0);
+    let is_it = |pair: &Pair| {
+        pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
+    };
+    while !is_it(&pair) {
+        assert!(pair.step(), "{kind} is said");
+    }
+    pair.ends.iter_mut().for_each(|end| end.inbox.clear());
+    pair.settle();
+    pair
+}
+
 #[test]
 fn a_frame_that_never_comes_begins_another_attempt_after_5_s() {
-    for kind in ["Offer", "Answer", "Ready", "MissingList"] {
-        let mut pair = Pair::new(1);
-        pair.fault(0);
-        let is_it = |pair: &Pair| {
-            pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
-        };
-        while !is_it(&pair) {
-            assert!(pair.step(), "{kind} is said");
-        }
-        pair.ends.iter_mut().for_each(|end| end.inbox.clear());
-        pair.settle();
+    for kind in FRAMES {
+        let mut pair = without_a_frame(kind);
         assert!(!pair.ends[0].machine.is_running(), "{kind}");
         pair.pass(ANSWER_TIME - Duration::from_millis(1));
         assert!(!pair.ends[0].machine.is_running(), "{kind}");
@@ -416,17 +424,8 @@ fn faults_that_are_rare_end_no_idle_connection() {
 /// What is not on time says nothing of the paths, unlike what the peer has found.
 #[test]
 fn an_attempt_that_follows_a_late_frame_knows_that() {
-    for kind in ["Offer", "Answer", "Ready", "MissingList"] {
-        let mut pair = Pair::new(1);
-        pair.fault(0);
-        let is_it = |pair: &Pair| {
-            pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
-        };
-        while !is_it(&pair) {
-            assert!(pair.step(), "{kind} is said");
-        }
-        pair.ends.iter_mut().for_each(|end| end.inbox.clear());
-        pair.settle();
+    for kind in FRAMES {
+        let mut pair = without_a_frame(kind);
         pair.now += ANSWER_TIME;
         pair.ends[0].machine.handle_timeout(pair.now);
         assert!(pair.ends[0].machine.was_late(), "{kind}");
