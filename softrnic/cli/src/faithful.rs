@@ -320,7 +320,9 @@ fn build(
         symlink(place, verbs.join("device"))?;
         // The numbers of what is bound to the node.
         let name = front.device(index);
-        let files = [("ibdev", name), ("dev", "1:3".to_owned()), ("abi_version", front.abi())];
+        // Of each driver's part of the kernel's interface.
+        let abi = "1".to_owned();
+        let files = [("ibdev", name), ("dev", "1:3".to_owned()), ("abi_version", abi)];
         put(&verbs, &files)?;
     }
     Ok(paths)

@@ -20,6 +20,8 @@ pub(crate) enum Provider {
     BnxtRe,
     /// Of Alibaba Cloud's elastic RDMA
     Erdma,
+    /// Of AMD's Pensando
+    Ionic,
 }
 
 /// Versions of libibverbs' interface for driver libraries that are known, by the number in the
@@ -38,6 +40,7 @@ impl Provider {
             Self::Mlx5 => "mlx5",
             Self::BnxtRe => "bnxt_re",
             Self::Erdma => "erdma",
+            Self::Ionic => "ionic",
         }
     }
 
@@ -94,8 +97,9 @@ impl Provider {
         Err(match versions.first() {
             None => format!(
                 "--provider {name}: no lib{name}-rdmav*.so in {}; Debian and Ubuntu have it in the \
-                 package ibverbs-providers",
-                FOLDERS.join(", ")
+                 package ibverbs-providers{}",
+                FOLDERS.join(", "),
+                if self == Self::Ionic { " of rdma-core 61 and newer" } else { "" }
             ),
             Some((_, path)) => format!(
                 "--provider {name}: {} is of a version of rdma-core that is not known; known are {}: \
@@ -155,21 +159,14 @@ impl Front {
         let name = self.provider.name();
         match self.provider {
             Provider::BnxtRe => format!("{name}{index}"),
-            Provider::Mlx5 | Provider::Erdma => format!("{name}_{index}"),
+            Provider::Mlx5 | Provider::Erdma | Provider::Ionic => format!("{name}_{index}"),
         }
     }
 
     pub(crate) fn card(&self) -> String {
         match self.provider {
             Provider::Mlx5 => format!("MT{}", self.part),
-            Provider::BnxtRe | Provider::Erdma => self.provider.name().to_owned(),
-        }
-    }
-
-    /// Of the driver's part of the kernel's interface.
-    pub(crate) fn abi(&self) -> String {
-        match self.provider {
-            Provider::Mlx5 | Provider::BnxtRe | Provider::Erdma => "1".to_owned(),
+            Provider::BnxtRe | Provider::Erdma | Provider::Ionic => self.provider.name().to_owned(),
         }
     }
 
@@ -179,6 +176,7 @@ impl Front {
             Provider::Mlx5 => 0x15b3,
             Provider::BnxtRe => 0x14e4,
             Provider::Erdma => 0x1ded,
+            Provider::Ionic => 0x1dd8,
         }
     }
 

@@ -13,8 +13,8 @@
 
 use std::mem::size_of;
 use std::ptr;
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use ibverbs::calls::NO_OPERATION;
 use ibverbs::calls::types::{
@@ -22,7 +22,7 @@ use ibverbs::calls::types::{
 };
 
 use crate::provider::{
-    CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
+    Counts, CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
 };
 use crate::provider::{little_long as long, little_word as word};
 use crate::uapi::{Call, Plain, bytes, read};
@@ -128,9 +128,8 @@ impl Provider for BnxtRe {
             receives: ring(asked.max_recv_wr, 0)?.max(2),
             user,
             asked,
-            posted: Default::default(),
+            counts: Counts::default(),
             completed: AtomicU32::new(0),
-            is_ended: Default::default(),
         }))
     }
 
@@ -251,12 +250,9 @@ struct QpRings {
     receives: u32,
     user: u64,
     asked: QpCap,
-    /// Sends and receives that the provider has posted since the last reset.
-    posted: [AtomicU32; 2],
+    counts: Counts,
     /// The send after the last one that the library knows to have completed.
     completed: AtomicU32,
-    /// Whether the library knows that the rest of the sends, of the receives, is flushed.
-    is_ended: [AtomicBool; 2],
 }
 // SAFETY: the memory belongs to the provider, which writes it before it counts it as posted.
 unsafe impl Send for QpRings {}
@@ -281,14 +277,12 @@ impl QpMemory for QpRings {
         [number, 0].map(u32::to_ne_bytes).concat()
     }
 
-    fn posted(&self, is_receive: bool, count: &dyn Fn() -> u32) {
-        // Calls of several threads may end in another order than the library has taken them in. As
-        // many as are counted here are there in any case.
-        self.posted[usize::from(is_receive)].fetch_add(count(), SeqCst);
+    fn counts(&self) -> Option<&Counts> {
+        Some(&self.counts)
     }
 
     fn send(&self, at: u32, request: &mut Request) -> Option<u32> {
-        if at == self.posted[0].load(Acquire) {
+        if !self.counts.has(false, at) {
             return None;
         }
         // SAFETY: the provider's ring.
@@ -298,7 +292,7 @@ impl QpMemory for QpRings {
     }
 
     fn receive(&self, at: u32, elements: &mut Vec<Sge>) -> Option<u32> {
-        if at == self.posted[1].load(Acquire) {
+        if !self.counts.has(true, at) {
             return None;
         }
         // SAFETY: the provider's ring.
@@ -310,8 +304,8 @@ impl QpMemory for QpRings {
     }
 
     fn after_reset(&self) -> [u32; 2] {
-        self.posted.iter().chain([&self.completed]).for_each(|count| count.store(0, SeqCst));
-        self.is_ended.iter().for_each(|flag| flag.store(false, SeqCst));
+        self.counts.reset();
+        self.completed.store(0, SeqCst);
         [0; 2]
     }
 
@@ -320,8 +314,7 @@ impl QpMemory for QpRings {
     fn done(&self, label: Label, wc: Wc) -> [Option<Done>; 2] {
         let done = Done { user: self.user, label, wc };
         if wc.status == Status::Flush as u32 {
-            let is_known = self.is_ended[usize::from(label.is_receive)].swap(true, SeqCst);
-            return [(!is_known).then_some(done), None];
+            return [self.counts.end(label.is_receive).then_some(done), None];
         }
         if label.is_receive {
             return [Some(done), None];
@@ -427,9 +420,8 @@ mod tests {
             receives: RECEIVES,
             user: 7,
             asked: QpCap::default(),
-            posted: Default::default(),
+            counts: Counts::default(),
             completed: AtomicU32::new(0),
-            is_ended: Default::default(),
         }
     }
 
@@ -457,7 +449,7 @@ mod tests {
                 queues[usize::from(at) % SENDS as usize * WQE / 8 + place] = long(bytes, 0);
             }
             let rings = rings(&mut queues);
-            rings.posted(false, &|| u32::from(at) + 1);
+            rings.counts.posted(false, u32::from(at) + 1);
             let mut request = Request::default();
             prop_assert_eq!(rings.send(at.into(), &mut request), Some(u32::from(at) + 1));
             prop_assert_eq!(rings.send(u32::from(at) + 1, &mut Request::default()), None);
@@ -478,7 +470,7 @@ mod tests {
         fn whatever_lies_in_a_queue_is_read_to_some_end(mut words in vec(any::<u64>(), LONGS), at: u32) {
             let rings = rings(&mut words);
             for is_receive in [false, true] {
-                rings.posted(is_receive, &|| at.wrapping_add(1));
+                rings.counts.posted(is_receive, at.wrapping_add(1));
             }
             let (mut request, mut elements) = (Request::default(), Vec::new());
             prop_assert_eq!(rings.send(at, &mut request), Some(at.wrapping_add(1)));

@@ -69,28 +69,23 @@ pub(crate) fn execute(context: &'static Context, call: &mut Call<'_>) -> Result<
     }
 }
 
-/// The queue that this command has created.
-pub(crate) enum Created {
-    Cq(Arc<Cq>),
-    Qp(Arc<Qp>),
-}
-
-/// What this command, which has been carried out, has created: a queue that may be extended.
-pub(crate) fn created(context: &Context, call: &Call<'_>) -> Option<Created> {
-    let object = match call.what {
-        (object @ (object::CQ | object::QP), CREATE) if context.provider.has_extended() => object,
+/// The queue pair that this command, which has been carried out, has created or changed, if it may
+/// be an extended one. A library has entered the functions of the completion queues by the former,
+/// and those of the queue pair by the latter.
+pub(crate) fn queue_pair(context: &Context, call: &Call<'_>) -> Option<Arc<Qp>> {
+    let handle = match call.what {
+        (object::QP, CREATE) => call.word(create_qp::HANDLE),
+        (object::DEVICE, device::WRITE) if is_modify(call) => {
+            call.input(write::IN).map(|input| read::<ModifyQp>(input).qp)
+        }
         _ => return None,
     };
-    // Both have the handle in the same place.
-    let handle = call.word(create_cq::HANDLE).ok()?;
-    if object == object::CQ {
-        context.cqs.get(handle).ok().map(Created::Cq)
-    } else {
-        context.qps.get(handle).ok().map(Created::Qp)
-    }
+    context.provider.has_extended().then(|| context.qps.get(handle.ok()?).ok())?
 }
 
-const _: () = assert!(create_cq::HANDLE == create_qp::HANDLE);
+fn is_modify(call: &Call<'_>) -> bool {
+    call.word(write::NUMBER).is_ok_and(|number| number & !write::EXTENDED == write::MODIFY_QP)
+}
 
 /// Commands of the older kind, without objects.
 fn old(context: &'static Context, call: &mut Call<'_>) -> Result<(), i32> {

@@ -12,7 +12,8 @@
 //!                 │             │
 //!                 │          provider        what these ask of a provider
 //!                 │             │
-//!               uapi  mlx5, erdma, bnxt_re    numbers and structures of the kernel; of the providers
+//!               uapi   mlx5, erdma, bnxt_re,  numbers and structures of the kernel; of the
+//!                               │   ionic      providers
 //!                               │
 //!                           softrnic         executes: keys, timers, faults, events
 //! ```
@@ -31,6 +32,7 @@
 mod bnxt_re;
 mod command;
 mod erdma;
+mod ionic;
 mod mlx5;
 mod objects;
 mod preload;
@@ -44,8 +46,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use provider::Provider;
 
 /// The providers: their names, and the numbers of their drivers in the kernel's interface.
-static PROVIDERS: [(&str, u32, &dyn Provider); 3] =
-    [("mlx5", 1, &mlx5::Mlx5), ("bnxt_re", 6, &bnxt_re::BnxtRe), ("erdma", 19, &erdma::Erdma)];
+static PROVIDERS: [(&str, u32, &dyn Provider); 4] = [
+    ("mlx5", 1, &mlx5::Mlx5),
+    ("bnxt_re", 6, &bnxt_re::BnxtRe),
+    ("erdma", 19, &erdma::Erdma),
+    ("ionic", 21, &ionic::Ionic),
+];
 
 /// Prints one line that begins with `softrnic: `.
 fn say(line: fmt::Arguments<'_>) {

@@ -568,14 +568,17 @@ pub(crate) struct Qp {
     /// The application's handle of it.
     pub(crate) user: u64,
     state: AtomicU32,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
     events: Arc<AtomicU32>,
     /// The provider's functions, if it is an extended one.
     pub(crate) start: AtomicUsize,
     pub(crate) complete: AtomicUsize,
+    pub(crate) set: [AtomicUsize; 6],
+    /// Requests since the last call of `start`, where they are counted.
+    pub(crate) made: AtomicU32,
 }
 
 #[derive(Default)]
@@ -612,6 +615,8 @@ impl Qp {
             events: Arc::default(),
             start: AtomicUsize::new(0),
             complete: AtomicUsize::new(0),
+            set: Default::default(),
+            made: AtomicU32::new(0),
         };
         context.qps.add(handle, qp)
     }

@@ -7,8 +7,9 @@
 //! | `close` | for a device: destroys the objects that the program has left |
 //! | `socket` | refuses RDMA netlink, so that libibverbs looks for devices in sysfs |
 //! | `verbs_set_ops` | hooks the functions for posting and polling that the provider enters |
+//! | `verbs_register_driver_*` | has libibverbs find cards of a library that knows them only by the number of their driver |
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -19,7 +20,6 @@ use ibverbs::calls;
 use ibverbs::calls::types::{CqEx, RecvWr, SendWr, Wc, call, op_slot};
 use ibverbs::calls::{qp_ex, types};
 
-use crate::command::Created;
 use crate::objects::{Context, Cq, Hooked, Qp};
 use crate::uapi::{COMMAND, Call};
 use crate::{PROVIDERS, command, say};
@@ -101,10 +101,10 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argumen
             None if command::opens(&call) => open(fd, &mut call),
             None => Err(libc::EINVAL),
             Some(context) => command::execute(context, &mut call).inspect(|()| {
-                match command::created(context, &call) {
-                    Some(Created::Cq(cq)) => hook_cq(&cq),
-                    Some(Created::Qp(qp)) => hook_qp(&qp),
-                    None => {}
+                if let Some(qp) = command::queue_pair(context, &call) {
+                    hook_cq(&qp.send_cq);
+                    hook_cq(&qp.recv_cq);
+                    hook_qp(&qp);
                 }
             }),
         }
@@ -194,26 +194,30 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }
 
+/// A private function of libibverbs itself. Programs may have loaded it with RTLD_LOCAL, so it is
+/// looked up by the library's name; the version of its private functions is a number.
+fn private(name: &CStr) -> Option<*mut c_void> {
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: loads nothing.
+    let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
+    if library.is_null() {
+        return None;
+    }
+    (14..100).find_map(|version| {
+        let version = format!("IBVERBS_PRIVATE_{version}\0");
+        let version = version.as_ptr().cast::<c_char>();
+        // SAFETY: an open library and C strings.
+        let found = unsafe { libc::dlvsym(library, name.as_ptr(), version) };
+        (!found.is_null()).then_some(found)
+    })
+}
+
 type SetOps = unsafe extern "C" fn(*mut c_void, *const c_void);
 
-/// The function of libibverbs itself. Programs may have loaded it with RTLD_LOCAL, so it is looked
-/// up by the library's name; the version of its private functions is a number.
 fn real_set_ops() -> Option<SetOps> {
     static FOUND: OnceLock<Option<SetOps>> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-        // SAFETY: loads nothing.
-        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
-        if library.is_null() {
-            return None;
-        }
-        let found = (14..100).find_map(|version| {
-            let version = format!("IBVERBS_PRIVATE_{version}\0");
-            let version = version.as_ptr().cast::<c_char>();
-            // SAFETY: an open library and C strings.
-            let found = unsafe { libc::dlvsym(library, c"verbs_set_ops".as_ptr(), version) };
-            (!found.is_null()).then_some(found)
-        })?;
+        let found = private(c"verbs_set_ops")?;
         // SAFETY: the function's type since there are providers of their own (rdma-core 17).
         Some(unsafe { transmute::<*mut c_void, SetOps>(found) })
     })
@@ -238,6 +242,73 @@ pub(crate) unsafe extern "C" fn verbs_set_ops(verbs: *mut c_void, functions: *co
         }
     }
 }
+
+/// A driver library, as it registers itself; so since rdma-core 58 at least.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Driver {
+    name: *const c_char,
+    abi: [u32; 2],
+    cards: *const Match,
+    functions: [usize; 6],
+}
+
+/// How libibverbs knows a card of its.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Match {
+    data: usize,
+    pattern: *const c_char,
+    numbers: [u16; 2],
+    kind: u8,
+}
+
+type Register = unsafe extern "C" fn(*const Driver);
+
+/// # Safety
+/// `driver` stays for ever.
+unsafe fn register(name: &CStr, driver: *const Driver) {
+    const LAST: u8 = 0;
+    const MODALIAS: u8 = 2;
+    let Some(real) = private(name) else {
+        return say(format_args!("this libibverbs has no {}", name.to_string_lossy()));
+    };
+    // SAFETY: the function's type; a driver as the library passes it.
+    let (real, mut known) = unsafe { (transmute::<*mut c_void, Register>(real), *driver) };
+    // SAFETY: the name is a C string.
+    let name = unsafe { CStr::from_ptr(known.name) };
+    let found = PROVIDERS.iter().find(|(provider, ..)| name.to_bytes() == provider.as_bytes());
+    let Some(alias) = found.and_then(|(_, _, provider)| provider.alias()) else {
+        // SAFETY: by the caller.
+        return unsafe { real(driver) };
+    };
+    let by = |kind, pattern| Match { data: 0, pattern, numbers: [0; 2], kind };
+    known.cards =
+        Box::leak(Box::new([by(MODALIAS, alias.as_ptr()), by(LAST, ptr::null())])).as_ptr();
+    // SAFETY: it stays for ever.
+    unsafe { real(Box::leak(Box::new(known))) };
+}
+
+/// The function has the version of the interface for driver libraries in its name. From the first
+/// of these on there are libraries that know their cards only by the number of the driver.
+macro_rules! register {
+    ($($name:ident)*) => {$(
+        /// # Safety
+        /// As for libibverbs' own.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(driver: *const Driver) {
+            let name = const {
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => unreachable!(),
+                }
+            };
+            // SAFETY: by the caller.
+            unsafe { register(name, driver) };
+        }
+    )*};
+}
+register!(verbs_register_driver_59 verbs_register_driver_64 verbs_register_driver_65);
 
 /// The public part of a context. What precedes it grows from release to release; its last word is
 /// the length of the whole.
@@ -283,6 +354,8 @@ type NextPoll = unsafe extern "C" fn(*mut CqEx) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut types::Cq, c_int) -> c_int;
 type WrStart = unsafe extern "C" fn(*mut types::Qp);
 type WrComplete = unsafe extern "C" fn(*mut types::Qp) -> c_int;
+/// Arguments after the queue pair are numbers of up to 64 bits, or addresses, and at most three.
+type WrSet = unsafe extern "C" fn(*mut types::Qp, usize, usize, usize);
 
 unsafe extern "C" fn post_send(
     qp: *mut types::Qp,
@@ -295,7 +368,9 @@ unsafe extern "C" fn post_send(
         let real: PostSend = transmute(context.hooked.post_send.load(Relaxed));
         let code = real(qp, list, bad);
         if let Ok(found) = context.qps.get((*qp).handle) {
-            found.memory.posted(false, &|| count(list, code, bad, |wr| (*wr).next));
+            if let Some(counts) = found.memory.counts() {
+                counts.posted(false, count(list, code, bad, |wr| (*wr).next));
+            }
             found.take_sends();
         }
         code
@@ -334,7 +409,9 @@ unsafe extern "C" fn post_recv(
         let real: PostRecv = transmute(context.hooked.post_recv.load(Relaxed));
         let code = real(qp, list, bad);
         if let Ok(found) = context.qps.get((*qp).handle) {
-            found.memory.posted(true, &|| count(list, code, bad, |wr| (*wr).next));
+            if let Some(counts) = found.memory.counts() {
+                counts.posted(true, count(list, code, bad, |wr| (*wr).next));
+            }
             found.take_receives();
         }
         code
@@ -409,8 +486,7 @@ unsafe extern "C" fn req_notify_cq(cq: *mut types::Cq, is_solicited: c_int) -> c
 }
 
 /// Each extended completion queue has functions of its own to look at completions one by one. The
-/// provider has entered them when it has the kernel create the queue, for which the application's
-/// word is its handle.
+/// application's word for it is its handle.
 fn hook_cq(cq: &Cq) {
     let handle = ptr::with_exposed_provenance_mut::<CqEx>(cq.user as usize);
     // SAFETY: the handle. A provider has the same structure for all queues, and zeros behind the
@@ -435,6 +511,35 @@ fn hook_qp(qp: &Qp) {
     // SAFETY: the handle; otherwise as for `hook_cq`.
     let calls = unsafe { calls_of(ptr::with_exposed_provenance_mut(qp.user as usize)) };
     replace(&mut calls[qp_ex::call::START], wr_start as *const () as usize, &qp.start);
+    if qp.memory.counts().is_some() {
+        for ((place, set), real) in SET.into_iter().zip(&qp.set) {
+            replace(&mut calls[place], set as usize, real);
+        }
+    }
+}
+
+/// The functions that finish a request of a list.
+static SET: [(usize, WrSet); 6] = [
+    (qp_ex::call::BIND_MW, wr_set::<0>),
+    (qp_ex::call::LOCAL_INV, wr_set::<1>),
+    (qp_ex::call::SET_INLINE_DATA, wr_set::<2>),
+    (qp_ex::call::SET_INLINE_DATA_LIST, wr_set::<3>),
+    (qp_ex::call::SET_SGE, wr_set::<4>),
+    (qp_ex::call::SET_SGE_LIST, wr_set::<5>),
+];
+
+unsafe extern "C" fn wr_set<const AT: usize>(
+    qp: *mut types::Qp,
+    first: usize,
+    second: usize,
+    third: usize,
+) {
+    // SAFETY: as for `post_send`.
+    unsafe {
+        let Some(found) = pair_of(qp) else { return };
+        transmute::<usize, WrSet>(found.set[AT].load(Relaxed))(qp, first, second, third);
+        found.made.fetch_add(1, Relaxed);
+    }
 }
 
 /// # Safety
@@ -452,6 +557,7 @@ unsafe extern "C" fn wr_start(qp: *mut types::Qp) {
         let real: WrStart = transmute(found.start.load(Relaxed));
         // From here on until the end of the list no other thread is here.
         real(qp);
+        found.made.store(0, Relaxed);
         let place = &mut calls_of(qp)[qp_ex::call::COMPLETE];
         replace(place, wr_complete as *const () as usize, &found.complete);
     }
@@ -463,6 +569,9 @@ unsafe extern "C" fn wr_complete(qp: *mut types::Qp) -> c_int {
         let Some(found) = pair_of(qp) else { return libc::ENODEV };
         let real: WrComplete = transmute(found.complete.load(Relaxed));
         let code = real(qp);
+        if let Some(counts) = found.memory.counts().filter(|_| code == 0) {
+            counts.posted(false, found.made.load(Relaxed));
+        }
         found.take_sends();
         code
     }

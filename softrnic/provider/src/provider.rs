@@ -1,8 +1,10 @@
 //! The interface to a provider: the layout of its queues in memory, and its own part of the
 //! kernel's answers.
 
+use std::ffi::CStr;
 use std::ptr;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use ibverbs::calls::NO_OPERATION;
 use ibverbs::calls::types::{DeviceAttr, QpCap, SendWr, Sge, Status, Wc};
@@ -43,6 +45,12 @@ pub(crate) trait Provider: Sync {
     fn has_extended(&self) -> bool {
         false
     }
+
+    /// A pattern for the modalias of its cards, if the library finds them only by the number of
+    /// their driver. The kernel tells that by netlink, which is not answered here.
+    fn alias(&self) -> Option<&'static CStr> {
+        None
+    }
 }
 
 /// The memory of a queue pair, which the provider fills. Indices count without end and wrap.
@@ -58,8 +66,10 @@ pub(crate) trait QpMemory: Send + Sync {
         0
     }
 
-    /// The provider has taken requests; `count` returns how many.
-    fn posted(&self, _is_receive: bool, _count: &dyn Fn() -> u32) {}
+    /// Its counts, if the library writes nowhere how many requests it has posted.
+    fn counts(&self) -> Option<&Counts> {
+        None
+    }
 
     /// Reads the send at `at` into `request`, and returns the index of the next one. `None`: no
     /// other has been posted.
@@ -74,6 +84,37 @@ pub(crate) trait QpMemory: Send + Sync {
     /// What the provider finds for a completion of softrnic's: up to two completions.
     fn done(&self, label: Label, wc: Wc) -> [Option<Done>; 2] {
         [Some(Done { user: self.user(), label, wc }), None]
+    }
+}
+
+/// What is counted of a queue pair, of sends and of receives, since its last reset.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    posted: [AtomicU32; 2],
+    /// Whether the library knows that the rest is flushed.
+    is_ended: [AtomicBool; 2],
+}
+
+impl Counts {
+    /// The library has posted so many more. Calls of several threads may end in another order than
+    /// the library has taken them in. As many as are counted are there in any case.
+    pub(crate) fn posted(&self, is_receive: bool, count: u32) {
+        self.posted[usize::from(is_receive)].fetch_add(count, SeqCst);
+    }
+
+    /// Whether the request of this index has been posted.
+    pub(crate) fn has(&self, is_receive: bool, at: u32) -> bool {
+        at != self.posted[usize::from(is_receive)].load(Acquire)
+    }
+
+    /// The rest is flushed. Whether this is new to the library.
+    pub(crate) fn end(&self, is_receive: bool) -> bool {
+        !self.is_ended[usize::from(is_receive)].swap(true, SeqCst)
+    }
+
+    pub(crate) fn reset(&self) {
+        self.posted.iter().for_each(|count| count.store(0, SeqCst));
+        self.is_ended.iter().for_each(|flag| flag.store(false, SeqCst));
     }
 }
 
@@ -113,6 +154,16 @@ pub(crate) fn little_word(bytes: &[u8], at: usize) -> u32 {
 /// The same of 64 bits.
 pub(crate) fn little_long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// A number of 32 bits at a place, big endian.
+pub(crate) fn big_word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// The same of 64 bits.
+pub(crate) fn big_long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
 /// A card's code of a status, by a table; `other` if the table has none.

@@ -24,10 +24,12 @@ pub type Calls = [usize; CALLS];
 const CALLS: usize = 22;
 
 /// Places in [`QpExTail::calls`]. Those that have no name here are of operations that these devices
-/// do not have.
+/// do not have; so are those of memory windows.
 pub mod call {
     pub const ATOMIC_CMP_SWP: usize = 0;
     pub const ATOMIC_FETCH_ADD: usize = 1;
+    pub const BIND_MW: usize = 2;
+    pub const LOCAL_INV: usize = 3;
     pub const RDMA_READ: usize = 4;
     pub const RDMA_WRITE: usize = 5;
     pub const RDMA_WRITE_IMM: usize = 6;

@@ -311,8 +311,9 @@ fn power(bytes: u32) -> u32 {
 /// ionic: Pensando of AMD.
 pub(super) const IONIC_DRIVER: Driver = Driver {
     name: "ionic",
-    settings: &[("SOFTRNIC_ERROR_DROPS", "1")],
+    settings: &[("SOFTRNIC_ERROR_DROPS", "1"), ("SOFTRNIC_MAX_INLINE", "480")],
     vendor_id: 0x1dd8,
+    vendor_part_id: 0x1002,
     max_sge: (8, 8),
     max_reads: 16,
     qp_types: &[RC, UD],
