@@ -202,7 +202,7 @@
 //! | `SOFTRNIC_LOOPBACK_DOWN` | `answered` or `lost`: what becomes of the packets of a queue pair that is connected with itself while its port is down | `answered` |
 //! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
 //! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
-//! | `SOFTRNIC_ERROR_DROPS` | 1: `ibv_modify_qp` to the error state reports receives as flushed that messages have come for, if nobody has polled them, as ionic's provider does; else they complete with success | 0 |
+//! | `SOFTRNIC_ERROR_DROPS` | 1: `ibv_modify_qp` to the error state reports what has completed as flushed, if nobody has polled it, as ionic's provider does; else it completes with success | 0 |
 //! | `SOFTRNIC_NETWORK_BITS` | 0 to 32: leading bits in which IPv4 addresses of one network agree; an address of another network cannot be resolved (`ETIMEDOUT`), as where no router joins the two. 0: all ports reach each other | 0 |
 //! | `SOFTRNIC_ZERO_KEYS` | 1: WRITEs and READs of no bytes need a valid key, address and access at the peer, as others do; else these are not looked at, as with mlx5. The sending process's | 0 |
 //! | `SOFTRNIC_RNR_PLACES` | 1: a WRITE WITH IMMEDIATE of several packets that meets no receive leaves the data of all but its last packet in memory, without a completion, as its packets would; else nothing of it. The sending process's, where copies go directly | 0 |

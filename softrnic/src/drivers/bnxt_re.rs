@@ -51,6 +51,8 @@ const LIBRARY: Library = Library {
         by_size: libc::ENOMEM,
         receives_by_size: libc::ENOMEM,
         takes_long_inline: true,
+        inline_answers: 0,
+        has_any_inline: false,
         is_lenient: true,
     }),
     fill: Some(fill),

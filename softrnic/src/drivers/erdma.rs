@@ -55,6 +55,8 @@ const LIBRARY: Library = Library {
         by_size: -libc::EINVAL,
         receives_by_size: -libc::EINVAL,
         takes_long_inline: false,
+        inline_answers: 0,
+        has_any_inline: false,
         is_lenient: true,
     }),
     blocks,

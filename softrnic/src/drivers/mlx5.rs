@@ -23,6 +23,8 @@ const COMMON: Driver = Driver {
             by_size: libc::ENOMEM,
             receives_by_size: libc::EINVAL,
             takes_long_inline: false,
+            inline_answers: 0,
+            has_any_inline: false,
             is_lenient: true,
         }),
         fill: Some(fill),

@@ -3,6 +3,7 @@
 
 mod bnxt_re;
 mod erdma;
+mod ionic;
 mod mlx5;
 pub(crate) mod table;
 
@@ -16,7 +17,7 @@ static ALL: [Driver; 15] = [
     table::EFA_DRIVER,
     erdma::DRIVER,
     table::HNS_DRIVER,
-    table::IONIC_DRIVER,
+    ionic::DRIVER,
     table::IRDMA_DRIVER,
     table::MANA_DRIVER,
     mlx5::PLAIN,
@@ -34,7 +35,7 @@ pub(crate) fn own() -> &'static Driver {
     &OWN
 }
 
-/// `table::SOFTRNIC_DRIVER`. The error is a sentence.
+/// `SOFTRNIC_DRIVER`. The error is a sentence.
 pub(crate) fn from_env() -> Result<&'static Driver, String> {
     let settings =
         ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
@@ -42,10 +43,10 @@ pub(crate) fn from_env() -> Result<&'static Driver, String> {
         settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)),
         "a driver sets what nobody reads"
     );
-    let Some(name) = host::text("table::SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
+    let Some(name) = host::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
     let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     let found = ALL.iter().find(|driver| driver.name == name);
     found.ok_or_else(|| {
-        format!("table::SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", "))
+        format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", "))
     })
 }

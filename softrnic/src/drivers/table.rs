@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::abi::types::qp_type::{RC, UC, UD};
 use crate::abi::types::{QpCap, SendWr, Wc, qp_state, wr_opcode};
 use crate::host;
-use crate::limits::{MAX_CQE, MAX_QP_WR, MAX_READS, MAX_SGE};
+use crate::limits::{MAX_CQE, MAX_READS, MAX_SGE};
 
 /// The number that a setting of a driver is.
 pub(super) const fn number(setting: &str) -> u32 {
@@ -146,6 +146,10 @@ pub(crate) struct Refusals {
     pub(crate) receives_by_size: i32,
     /// Whether inline data that is too long is taken, and fails in the card.
     pub(crate) takes_long_inline: bool,
+    /// Of a READ or an atomic with inline data. 0: none.
+    pub(crate) inline_answers: i32,
+    /// Whether inline data may be of any number of elements.
+    pub(crate) has_any_inline: bool,
     /// Whether only sizes and the state are looked at: the card fails operations that the type does
     /// not have, and unknown flags change nothing.
     pub(crate) is_lenient: bool,
@@ -246,6 +250,8 @@ const OWN_LIBRARY: Library = Library {
         by_size: libc::EINVAL,
         receives_by_size: libc::EINVAL,
         takes_long_inline: false,
+        inline_answers: libc::EINVAL,
+        has_any_inline: false,
         is_lenient: false,
     }),
     fill: None,
@@ -306,28 +312,6 @@ pub(super) const HNS_DRIVER: Driver = Driver {
 /// The next power of two; of 0, 0.
 fn power(bytes: u32) -> u32 {
     if bytes == 0 { 0 } else { bytes.next_power_of_two() }
-}
-
-/// ionic: Pensando of AMD.
-pub(super) const IONIC_DRIVER: Driver = Driver {
-    name: "ionic",
-    settings: &[("SOFTRNIC_ERROR_DROPS", "1"), ("SOFTRNIC_MAX_INLINE", "480")],
-    vendor_id: 0x1dd8,
-    vendor_part_id: 0x1002,
-    max_sge: (8, 8),
-    max_reads: 16,
-    qp_types: &[RC, UD],
-    absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
-    library: rounded(|&Asked { cap, .. }| {
-        let (max_send_wr, max_recv_wr) = (queue(cap.max_send_wr), queue(cap.max_recv_wr));
-        Ok(Sizes::all(QpCap { max_send_wr, max_recv_wr, ..cap }))
-    }),
-    ..OWN_DRIVER
-};
-
-/// A power of two of entries, of which one stays free.
-fn queue(wr: u32) -> u32 {
-    ((wr.max(1) + 1).next_power_of_two() - 1).min(MAX_QP_WR)
 }
 
 /// irdma: E810 of Intel (the driver's generation 2), with RoCE v2.

@@ -130,7 +130,7 @@ fn enter(
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
             qp.reached.store(state::RESET, SeqCst);
-            qp.drop_received(false);
+            qp.drop_done(false);
             qp.slot.peer.store(qp.unconnected(), SeqCst);
             qp.slot.holder.store(0, SeqCst);
             qp.slot.expected_psn.store(0, SeqCst);
@@ -141,7 +141,7 @@ fn enter(
         }
         state::ERR => {
             qp.slot.state.store(state::ERR, SeqCst);
-            qp.drop_received(qp.fabric.settings.error_drops);
+            qp.drop_done(qp.fabric.settings.error_drops);
             if !flush(engine, qp) {
                 // A peer is still in.
                 flush_soon(engine, qp);

@@ -73,8 +73,8 @@ pub(crate) struct Qp {
     recv_polled: AtomicU64,
     /// Receives that a reset has removed, and whose places are still taken.
     recv_kept: AtomicU64,
-    /// What has been received, and nobody has polled, is reported as flushed.
-    drops_received: AtomicBool,
+    /// What has completed, and nobody has polled, is reported as flushed.
+    drops_done: AtomicBool,
     /// Completions of receives were left by the last poll.
     receives_first: AtomicBool,
     /// With an SRQ, in the error state: the application has been told that it takes no more.
@@ -167,7 +167,7 @@ impl Qp {
             recv_ring,
             recv_polled: AtomicU64::new(0),
             recv_kept: AtomicU64::new(0),
-            drops_received: AtomicBool::new(false),
+            drops_done: AtomicBool::new(false),
             receives_first: AtomicBool::new(false),
             is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
@@ -294,9 +294,9 @@ impl Qp {
         }
     }
 
-    /// Whether what has been received, and nobody has polled, is reported as flushed.
-    pub(crate) fn drop_received(&self, is_dropped: bool) {
-        self.drops_received.store(is_dropped, Relaxed);
+    /// Whether what has completed, and nobody has polled, is reported as flushed.
+    pub(crate) fn drop_done(&self, is_dropped: bool) {
+        self.drops_done.store(is_dropped, Relaxed);
     }
 
     /// Has the next poll of the receive CQ look at this QP.
@@ -336,7 +336,11 @@ impl Qp {
         while *taken < out.len()
             && let Some(done) = self.send_ring.take()
         {
-            self.put(&mut out[*taken], self.sent_wc(&done), false);
+            let wc = match self.drops_done.load(Relaxed) {
+                true => self.wc(done.wr_id, Status::Flush as u32, done.opcode, 0),
+                false => self.sent_wc(&done),
+            };
+            self.put(&mut out[*taken], wc, false);
             *taken += 1;
         }
         self.send_ring.has_more()
@@ -349,7 +353,7 @@ impl Qp {
         while *taken < out.len()
             && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
         {
-            let got = if self.drops_received.load(Relaxed) { FLUSHED } else { got };
+            let got = if self.drops_done.load(Relaxed) { FLUSHED } else { got };
             self.put(&mut out[*taken], self.recv_wc(wr_id, at, &got), true);
             *taken += 1;
             at += 1;

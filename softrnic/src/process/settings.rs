@@ -244,7 +244,9 @@ impl Settings {
             qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
             same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
-            error_drops: switch(driver, "SOFTRNIC_ERROR_DROPS")?,
+            // Beneath a provider its library does that.
+            error_drops: driver.library().refusals.is_some()
+                && switch(driver, "SOFTRNIC_ERROR_DROPS")?,
             network_bits: number(driver, "SOFTRNIC_NETWORK_BITS", 0, 0, 32)?,
             zero_keys: switch(driver, "SOFTRNIC_ZERO_KEYS")?,
             rnr_places: switch(driver, "SOFTRNIC_RNR_PLACES")?,

@@ -260,12 +260,14 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> R
     if wr.opcode > wr_opcode::ATOMIC_FETCH_ADD {
         return Err(refusals.by_opcode);
     }
-    let is_inline = is_inline(qp, wr);
+    let (is_inline, has_answer) = (is_inline(qp, wr), wr.opcode >= wr_opcode::RDMA_READ);
+    if has_answer && is_inline {
+        refused(refusals.inline_answers)?;
+    }
     if !refusals.is_lenient {
-        let has_answer = wr.opcode >= wr_opcode::RDMA_READ;
         let known =
             send_flag::FENCE | send_flag::SIGNALED | send_flag::SOLICITED | send_flag::INLINE;
-        if has_answer && (is_inline || qp.is_unreliable())
+        if has_answer && qp.is_unreliable()
             || qp.operations & 1 << wr.opcode == 0
             || wr.send_flags & !known != 0
         {
@@ -289,7 +291,9 @@ fn may_send(qp: &Qp, refusals: &Refusals) -> Result<(), i32> {
 
 /// Whether it has more elements or inline data than there is room for.
 fn is_too_large(qp: &Qp, is_inline: bool, sges: &[Sge], bytes: u64) -> bool {
-    has_too_many(qp, sges) || is_inline && bytes > u64::from(qp.cap.max_inline_data)
+    let has_any = is_inline && qp.library.refusals.is_some_and(|refusals| refusals.has_any_inline);
+    let is_too_long = is_inline && bytes > u64::from(qp.cap.max_inline_data);
+    is_too_long || !has_any && has_too_many(qp, sges)
 }
 
 fn has_too_many(qp: &Qp, sges: &[Sge]) -> bool {

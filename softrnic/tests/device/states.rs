@@ -305,7 +305,7 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
 /// As ionic's provider does it. What was polled before is not touched, and after a reset the queue
 /// pair is like any other.
 #[test]
-fn receives_that_nobody_has_polled_may_be_dropped() {
+fn what_has_completed_and_nobody_has_polled_may_be_dropped() {
     Softrnic::new().env("SOFTRNIC_ERROR_DROPS", "1").alone(|| {
         let (a, b) = local_pair(16, &QUICK);
         (1..=4).for_each(|id| b.recv(id, &[]));
@@ -317,6 +317,10 @@ fn receives_that_nobody_has_polled_may_be_dropped() {
         assert_eq!((first.wr_id, first.status), (1, OK));
         assert_eq!(to_state(b.qp, ERR), 0);
         assert_eq!(taken(&b), [(2, FLUSH), (3, FLUSH), (4, FLUSH)]);
+        a.send(Work { id: 5, ..WORK });
+        a.send(Work { id: 6, opcode: SEND, ..WORK });
+        assert_eq!(to_state(a.qp, ERR), 0);
+        assert_eq!(taken(&a), [(5, FLUSH), (6, FLUSH)]);
     });
 }
 
