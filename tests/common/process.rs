@@ -3,6 +3,7 @@
 use lab::error::Result;
 use lab::pair::Setting;
 use lab::pair::WorkerCtx;
+use lab::verbs::Verbs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use testkit::{Missing, require, test_name};
@@ -20,6 +21,10 @@ pub(crate) fn pair<T>(
 where
     T: Serialize + DeserializeOwned,
 {
+    // Devices of the system are in its own namespace.
+    if !is_worker() && setting.verbs != Verbs::System {
+        testkit::network::own();
+    }
     lab::pair::run(&test_name(), setting, body)
 }
 

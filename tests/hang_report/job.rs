@@ -60,6 +60,7 @@ impl Job {
         env: &[(&str, &str)],
         change: impl Fn(&mut Rank),
     ) -> Self {
+        testkit::network::own();
         let reports = Scratch::new();
         let verbs =
             Verbs::softrnic(&softrnic_library_folder().expect("it is there")).expect("it is there");

@@ -17,6 +17,7 @@
 //! | to hold what users see | [`snapshot!`] |
 //! | a folder, a name that nobody else uses, a port that refuses or does not answer | [`scratch`], [`unique`], [`port`] |
 //! | TCP connections that can be cut | [`relay`] |
+//! | TCP ports that no other test takes | [`network`] |
 //! | proof that code neither allocates nor calls the system | [`no_alloc_no_syscall`] |
 //!
 //! ```ignore
@@ -39,6 +40,7 @@ pub mod dist;
 pub mod documented;
 pub mod forked;
 pub mod name;
+pub mod network;
 pub mod no_alloc_no_syscall;
 pub mod peer;
 pub mod port;
