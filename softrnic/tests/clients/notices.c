@@ -6,44 +6,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
+#include "steps.h"
+
 static char memory[64];
-static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *sends, *receives;
-
-static void stop(const char *what)
-{
-    printf("stopped: %s\n", what);
-    exit(1);
-}
-
-static void step(struct ibv_qp *qp, struct ibv_qp *peer, enum ibv_qp_state to)
-{
-    struct ibv_qp_attr attr = {
-        .qp_state = to, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = peer->qp_num, .rq_psn = 5, .sq_psn = 5, .max_dest_rd_atomic = 1, .max_rd_atomic = 1,
-        .min_rnr_timer = 1, .timeout = 8, .retry_cnt = 1, .rnr_retry = 7,
-        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}}};
-    int mask = IBV_QP_STATE;
-    if (ibv_query_gid(context, 1, 1, &attr.ah_attr.grh.dgid))
-        stop("no GID");
-    if (to == IBV_QPS_INIT)
-        mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    if (to == IBV_QPS_RTR)
-        mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                IBV_QP_MIN_RNR_TIMER;
-    if (to == IBV_QPS_RTS)
-        mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-    if (ibv_modify_qp(qp, &attr, mask))
-        stop("not connected");
-}
 
 static void connected(struct ibv_qp *pair[2])
 {
@@ -54,7 +25,8 @@ static void connected(struct ibv_qp *pair[2])
             stop("no queue pair");
     for (int to = IBV_QPS_INIT; to <= IBV_QPS_RTS; to++)
         for (int at = 0; at < 2; at++)
-            step(pair[at], pair[!at], to);
+            if (step(pair[at], pair[!at], to, IBV_ACCESS_REMOTE_WRITE, 7))
+                stop("not connected");
 }
 
 static void receive(struct ibv_qp *qp)

@@ -10,24 +10,21 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
-#include <infiniband/verbs.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "steps.h"
 
 enum { HALF = 1 << 15, REGION = 2 * HALF, ELEMENTS = 4, INLINE = 60, CHAIN = 4, KEPT = 0x5a, SIDES = 2 };
 static const uint64_t SENT_LAST = 1u << 20, RECEIVED_LAST = 1u << 21;
 
 /* The first half is only read, the second only written. Beyond both is what no region has: inline data may be of there. */
 static unsigned char memory[REGION + 64];
-static struct ibv_context *context;
 static struct ibv_pd *pd;
 /* For all, and for nothing but reads by this process. */
 static struct ibv_mr *mr, *closed;
 static unsigned long long state;
 static int is_careful, is_unflushed;
-static int ack_timeout = 8;
 
 static unsigned below(unsigned end)
 {
@@ -36,12 +33,6 @@ static unsigned below(unsigned end)
 }
 
 #define PICK(list) (list)[below(sizeof(list) / sizeof *(list))]
-
-static void stop(const char *what)
-{
-    printf("stopped: %s\n", what);
-    exit(1);
-}
 
 static const char *name(int code)
 {
@@ -174,26 +165,6 @@ static void destroy(struct side *side)
     }
     if (ibv_destroy_qp(side->qp) || ibv_destroy_cq(side->sends) || ibv_destroy_cq(side->receives))
         stop("an object stays");
-}
-
-static int step(struct ibv_qp *qp, struct ibv_qp *peer, enum ibv_qp_state to, int access, int rnr_retry)
-{
-    struct ibv_qp_attr attr = {
-        .qp_state = to, .port_num = 1, .qp_access_flags = access, .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = peer->qp_num, .rq_psn = 5, .sq_psn = 5, .max_dest_rd_atomic = 4, .max_rd_atomic = 4,
-        .min_rnr_timer = 1, .timeout = ack_timeout, .retry_cnt = 1, .rnr_retry = rnr_retry,
-        .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.sgid_index = 1, .hop_limit = 1}}};
-    if (ibv_query_gid(context, 1, 1, &attr.ah_attr.grh.dgid))
-        stop("no GID");
-    int mask = IBV_QP_STATE;
-    if (to == IBV_QPS_INIT)
-        mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    if (to == IBV_QPS_RTR)
-        mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-                IBV_QP_MIN_RNR_TIMER;
-    if (to == IBV_QPS_RTS)
-        mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-    return ibv_modify_qp(qp, &attr, mask);
 }
 
 static const int FULL = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
