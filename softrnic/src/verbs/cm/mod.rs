@@ -9,14 +9,24 @@
 //!
 //! ```text
 //! absent        names that are there and refuse
-//! id            identifiers and event channels: creation, state, sockets, events, options
-//! resolve       rdma_getaddrinfo, bind_addr, resolve_addr, resolve_route; which device has an address
-//! connect       listen, connect, accept, reject, disconnect; the thread, and the messages of peers
+//! create        rdma_create_id, create_ep, set_option
+//! resolve       rdma_getaddrinfo, bind_addr, resolve_addr, resolve_route
+//! connect       listen, connect, accept, reject, disconnect
+//! events        what the application gets for what has happened; calls that wait
 //! queue_pair    queue pairs of identifiers, and their states
+//! service       the thread that looks at sockets
+//! id            an identifier and its state
+//! message       messages of peers, and their sockets
+//! place         which device has an address
 //! ```
 
 mod absent;
 mod connect;
+mod create;
+mod events;
 mod id;
+mod message;
+mod place;
 mod queue_pair;
 mod resolve;
+mod service;

@@ -12,7 +12,7 @@ use crate::abi::types::{
 use crate::host::{last_errno, lock};
 use crate::process::fabric::Fabric;
 use crate::verbs::cm::id::{Id, State};
-use crate::verbs::cm::resolve::gid;
+use crate::verbs::cm::place::gid;
 use crate::verbs::device::{create_comp_channel, destroy_comp_channel};
 use crate::verbs::engine::engine;
 use crate::verbs::queues::{create_cq, create_qp, create_qp_ex, destroy_cq, destroy_qp, modify_qp};
