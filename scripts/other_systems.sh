@@ -69,6 +69,28 @@ make_root() {
         mkdir -p "$2"/{dev,proc,sys,tmp,mnt}
 }
 
+# beneath ROOT PROVIDER FAULTS COMMAND...: on this driver library, with softrnic as the card; the last line.
+beneath() {
+    inside "$1" /mnt/bin/softrnic run --provider "$2" --same-card --time-scale 0.05 --faults "$3" -- "${@:4}" | tail -n 1
+}
+
+# ionic ROOT: faults and the contract on libionic; that `--driver ionic` does what it does.
+ionic() {
+    local fault seed truths=softrnic/tests/clients/truths.c
+    beneath "$1" ionic "" /mnt/bin/ferrite check --verbs system
+    for fault in "port-down=1500ms device=softrnic0/1 message=500 times=1" "qp-error opcode=write message=9.. every=5 times=100"; do
+        beneath "$1" ionic "$fault" /mnt/bin/ferrite verify --verbs system --over single --long 20000
+    done
+    cc -o "$1/truths" "$truths" -libverbs
+    local run=(inside "$1" env SOFTRNIC_QUIET=1 /mnt/bin/softrnic run --time-scale 0.05)
+    for seed in 1 2 3; do
+        "${run[@]}" --provider ionic -- /truths "$seed" 40 unflushed >"$1/on-libionic"
+        "${run[@]}" --driver ionic --tools -- /truths "$seed" 40 unflushed >"$1/on-softrnic"
+        cmp "$1/on-libionic" "$1/on-softrnic"
+        echo "$(wc -l <"$1/on-libionic") lines of what libionic does, and softrnic's driver ionic: the same"
+    done
+}
+
 tried=0
 for release in "${releases[@]}"; do
     root=$CACHE/root-$release
@@ -90,10 +112,12 @@ for release in "${releases[@]}"; do
     inside "$root" /mnt/bin/ferrite check --plugin /mnt/lib/libnccl-net.so --only "$POINTS" | tail -n 1
     inside "$root" /mnt/bin/ferrite verify --plugin /mnt/lib/libnccl-net.so | tail -n 1
     # On the release's own driver libraries with softrnic as the card, from rdma-core 39 on. A version that softrnic does not know fails.
-    for library in "$root"/usr/lib/x86_64-linux-gnu/libibverbs/lib{mlx5,bnxt_re,erdma}-rdmav*.so; do
+    for library in "$root"/usr/lib/x86_64-linux-gnu/libibverbs/lib{mlx5,bnxt_re,erdma,ionic}-rdmav*.so; do
         [[ "$library" =~ lib([a-z0-9_]+)-rdmav([0-9]+)\.so$ && "${BASH_REMATCH[2]}" -ge 34 ]] || continue
-        inside "$root" /mnt/bin/softrnic run --provider "${BASH_REMATCH[1]}" --same-card --time-scale 0.05 --faults 'drop chance=0.01' -- \
-            /mnt/bin/ferrite verify --verbs system | tail -n 1
+        provider=${BASH_REMATCH[1]}
+        beneath "$root" "$provider" 'drop chance=0.01' /mnt/bin/ferrite verify --verbs system
+        # No test of each change has this library.
+        [ "$provider" != ionic ] || ionic "$root"
     done
 done
 # 77: nothing has been tried, as tests say that they were skipped.

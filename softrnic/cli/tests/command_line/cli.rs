@@ -757,11 +757,12 @@ fn what_is_wrong_is_told_and_not_evaluated() {
     assert_eq!(said.status.code(), Some(7), "{said:?}");
 }
 
-/// `softrnic run --provider mlx5`, with a shell's words before it, in a mount namespace of its own.
+/// `softrnic run` with this provider, with a shell's words before it, in a mount namespace of its
+/// own.
 #[cfg(target_arch = "x86_64")]
-fn beneath_mlx5(before: &str, options: &str) -> (Option<i32>, String) {
+fn beneath(provider: &str, before: &str, options: &str) -> (Option<i32>, String) {
     let softrnic = env!("CARGO_BIN_EXE_softrnic");
-    let script = format!("{before} exec {softrnic} run --provider mlx5 {options} -- true");
+    let script = format!("{before} exec {softrnic} run --provider {provider} {options} -- true");
     let mut command = Command::new("unshare");
     // SAFETY: no preconditions.
     let needed = if unsafe { libc::geteuid() } == 0 { "-m" } else { "-Urm" };
@@ -779,24 +780,25 @@ fn a_provider_that_cannot_be_is_refused_in_a_sentence() {
     let folder = library.parent().expect("in a folder");
     let hide = format!("mount -t tmpfs none {};", folder.display());
     let newer = format!("{hide} touch {}/libmlx5-rdmav99.so;", folder.display());
+    let other = format!("{hide} touch {}/libionic-rdmav99.so;", folder.display());
     let ours = library_path();
     let own = format!("export LD_LIBRARY_PATH={};", ours.parent().expect("a folder").display());
     let named = format!("export NCCL_IBVERBS_LIB={};", ours.display());
-    for (before, options, words) in [
-        (&hide[..], "", "Debian and Ubuntu have it in the package ibverbs-providers"),
-        (
-            &newer,
-            "",
-            "libmlx5-rdmav99.so is of a version of rdma-core that is not known; known are",
-        ),
-        (&own, "", "LD_LIBRARY_PATH leads the program to "),
-        (&named, "", "NCCL_IBVERBS_LIB leads the program to "),
-        ("", "--tools", "cannot be used with"),
-        ("", "", "no ../softrnic-provider/libsoftrnic-provider.so beside "),
+    let absent = "Debian and Ubuntu have it in the package ibverbs-providers";
+    let unknown = "-rdmav99.so is of a version of rdma-core that is not known; known are";
+    for (provider, before, options, words) in [
+        ("mlx5", &hide[..], "", &format!("{absent}\n")[..]),
+        ("ionic", &hide, "", &format!("{absent} of rdma-core 61 and newer\n")),
+        ("mlx5", &newer, "", unknown),
+        ("ionic", &other, "", unknown),
+        ("mlx5", &own, "", "LD_LIBRARY_PATH leads the program to "),
+        ("mlx5", &named, "", "NCCL_IBVERBS_LIB leads the program to "),
+        ("mlx5", "", "--tools", "cannot be used with"),
+        ("mlx5", "", "", "no ../softrnic-provider/libsoftrnic-provider.so beside "),
     ] {
-        let (code, said) = beneath_mlx5(before, options);
-        assert_eq!(code, Some(2), "{before} {options}: {said}");
-        assert!(said.contains(words), "{before} {options}: {said}");
+        let (code, said) = beneath(provider, before, options);
+        assert_eq!(code, Some(2), "{provider} {before} {options}: {said}");
+        assert!(said.contains(words), "{provider} {before} {options}: {said}");
     }
 }
 
