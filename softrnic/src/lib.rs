@@ -15,7 +15,7 @@
 //!        │
 //!   faults               a hook around the engine: injects the faults of the rules in force
 //!        │
-//!   engine               pump: works off send queues. requester, wire, modify, teardown, poll, service thread
+//!   engine               works off send queues. requester, datagrams, receive, modify
 //!        │
 //!   objects              context, pd, mr, cq, channel, qp with its queues: as the application holds them
 //!        │

@@ -94,9 +94,6 @@ pub(super) struct Outlast {
     /// Seed of all random decisions; each repetition adds one
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Flaps, or other random faults, of the scenarios that are made of them
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    flaps: u32,
     /// The size of each message
     #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = parse_size)]
     size: usize,
@@ -112,13 +109,6 @@ pub(super) struct Outlast {
     /// With --fault: the ports
     #[arg(long, value_enum, default_value = "one")]
     ports: PortsName,
-    /// With --fault: when the receiver waits for this message, from 0, it makes no call for the
-    /// time of --pause
-    #[arg(long, value_name = "MESSAGE", requires = "pause")]
-    pause_at: Option<u64>,
-    /// See --pause-at
-    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "pause_at")]
-    pause: Option<Duration>,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
     softrnic: Option<PathBuf>,
@@ -171,8 +161,7 @@ impl Outlast {
         }
         let trials = self.trials()?;
         let (reps, format, finish) = (self.reps, self.format, self.finish);
-        let (seed, flaps) = (self.seed, self.flaps);
-        let (limit, period, size) = (self.limit, self.period, self.size);
+        let (limit, period, size, seed) = (self.limit, self.period, self.size, self.seed);
         let is_shortened = !self.own_defaults;
         let base = self.request(command)?;
         trials.iter().try_for_each(|trial| base.require_rules(&trial.own.0))?;
@@ -181,7 +170,7 @@ impl Outlast {
             for repetition in 1..=reps {
                 let seed = seed.wrapping_add(u64::from(repetition - 1));
                 let (script, lasting) = match trial.scenario {
-                    Some(scenario) => scenario.script(seed, flaps)?,
+                    Some(scenario) => scenario.script(seed)?,
                     None => trial.own.clone(),
                 };
                 let messages = (lasting.as_micros() / period.as_micros()).max(1) as u64;
@@ -260,9 +249,8 @@ impl Outlast {
             PortsName::One => Ports::One,
             PortsName::Two => Ports::Two,
         };
-        let pause = self.pause_at.zip(self.pause.map(|pause| pause.as_millis() as u64));
         let own = (steps, self.lasting);
-        Ok(vec![Trial { name, ports, retries: RETRIES, pause, scenario: None, own }])
+        Ok(vec![Trial { name, ports, retries: RETRIES, pause: None, scenario: None, own }])
     }
 
     /// What is the same in all runs.

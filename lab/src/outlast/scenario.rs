@@ -353,12 +353,14 @@ impl Scenario {
     ///
     /// # Errors
     /// Those of [`Fault::parse`](Fault::parse).
-    pub(crate) fn script(&self, seed: u64, faults: u32) -> Result<(Vec<Step>, Duration)> {
-        let (steps, last) = self.script.steps(seed, faults)?;
+    pub(crate) fn script(&self, seed: u64) -> Result<(Vec<Step>, Duration)> {
+        let (steps, last) = self.script.steps(seed, RANDOM_FAULTS)?;
         Ok((steps, last.unwrap_or_else(|| Duration::from_millis(self.stream_ms))))
     }
 }
 
+/// Faults of a script that is random.
+const RANDOM_FAULTS: u32 = 100;
 /// When the first random fault begins; ms.
 const FIRST_MS: u64 = 500;
 /// How long a stream lasts after the last random fault; ms.
@@ -626,7 +628,7 @@ mod tests {
                 "{}",
                 scenario.name
             );
-            let (steps, duration) = scenario.script(1, 10).expect(scenario.name);
+            let (steps, duration) = scenario.script(1).expect(scenario.name);
             assert!(steps.is_sorted_by_key(|step| step.at), "{}", scenario.name);
             assert!(steps.iter().all(|step| step.at < duration), "{}", scenario.name);
         }

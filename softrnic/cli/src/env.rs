@@ -110,9 +110,6 @@ pub(crate) struct Settings {
     /// Seed of all random decisions
     #[arg(long)]
     seed: Option<String>,
-    /// File for a list of the faults as they are applied
-    #[arg(long, value_name = "FILE")]
-    trace: Option<String>,
     /// How GPU memory can be registered: none, peermem, dmabuf or both
     #[arg(long)]
     gpu: Option<String>,
@@ -120,15 +117,6 @@ pub(crate) struct Settings {
     /// CUDA driver
     #[arg(long)]
     gpu_helper: bool,
-    /// Write memory with relaxed ordering in no order
-    #[arg(long)]
-    chaos: bool,
-    /// Write the last word of each line of 128 bytes after all that precedes it; costs bandwidth
-    #[arg(long)]
-    lines: bool,
-    /// Stage all copies, as where processes may not look into each other
-    #[arg(long)]
-    staged: bool,
     /// Undefined memory holds arbitrary bytes, and data is read late
     #[arg(long)]
     strict: bool,
@@ -178,7 +166,6 @@ impl Settings {
             ("SOFTRNIC_MTU", &self.mtu),
             ("SOFTRNIC_FAULTS", &self.faults),
             ("SOFTRNIC_SEED", &self.seed),
-            ("SOFTRNIC_TRACE", &self.trace),
             ("SOFTRNIC_GPU", &self.gpu),
             ("SOFTRNIC_TIME_SCALE", &self.time_scale),
         ];
@@ -192,9 +179,6 @@ impl Settings {
         }
         let switches = [
             ("SOFTRNIC_STRICT", self.strict, "1"),
-            ("SOFTRNIC_CHAOS", self.chaos, "1"),
-            ("SOFTRNIC_LINES", self.lines, "1"),
-            ("SOFTRNIC_STAGED", self.staged, "1"),
             // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of
             // another kind.
             ("NCCL_GIN_TYPE", variable("NCCL_GIN_TYPE").is_none(), "0"),
