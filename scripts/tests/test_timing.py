@@ -205,6 +205,7 @@ class Exchange(unittest.TestCase):
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\1x", b"\0\0\0\1" + b"7"):
             stranger = None
             while stranger is None:
+                self.assertTrue(first.is_alive(), "rank 0 listens")
                 with contextlib.suppress(ConnectionRefusedError):
                     stranger = socket.create_connection(("127.0.0.1", port))
             with stranger:
