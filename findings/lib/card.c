@@ -1,5 +1,5 @@
 /* Stands in for the kernel's side of an RDMA device, of a ConnectX (libmlx5) or, with CARD=erdma, of Alibaba's (liberdma), or with
- * CARD=irdma, of an Intel E810 (libirdma), or with CARD=bnxt_re, of a Broadcom BCM57508 (libbnxt_re): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
+ * CARD=irdma, of an Intel E810 (libirdma), or with CARD=bnxt_re, of a Broadcom BCM57508 (libbnxt_re), or with CARD=ionic, of AMD's Pensando (libionic): answers what libibverbs and the provider ask of /dev/infiniband/uverbs0. Nothing is sent, and
  * nothing completes unless the program writes a completion itself. With CARD_TELLS it prints the size of each region. It is preloaded;
  * SYSFS_PATH names a folder with the few files that libibverbs reads (see verbs.sh). */
 #define _GNU_SOURCE
@@ -24,6 +24,9 @@
 #include <rdma/erdma-abi.h>
 #include <rdma/irdma-abi.h>
 #include <rdma/bnxt_re-abi.h>
+#if __has_include(<rdma/ionic-abi.h>)
+#include <rdma/ionic-abi.h>
+#endif
 #include "card.h"
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -55,6 +58,16 @@ static void *map(void *(*real)(void *, size_t, int, int, int, off_t), void *at, 
 }
 void *mmap(void *at, size_t l, int p, int f, int fd, off_t o) { return map(NEXT(mmap), at, l, p, f, fd, o); }
 void *mmap64(void *at, size_t l, int p, int f, int fd, off_t o) { return map((void *)dlsym(RTLD_NEXT, "mmap64"), at, l, p, f, fd, o); }
+
+/* libionic finds its cards only by the number of their driver, which the kernel tells by netlink. Here it finds them by their modalias. */
+struct pattern { void *data; const char *modalias; uint16_t numbers[2]; uint8_t kind; };
+struct driver { const char *name; uint32_t versions[2]; const struct pattern *cards; void *functions[6]; };
+void verbs_register_driver_65(const struct driver *driver) {
+  static const struct pattern cards[] = {{.modalias = "pci:v00001DD8d*", .kind = 2}, {0}};
+  static struct driver other;
+  if (!strcmp(driver->name, "ionic")) { other = *driver; other.cards = cards; driver = &other; }
+  NEXT(verbs_register_driver_65)(driver);
+}
 
 struct call { struct ib_uverbs_ioctl_hdr *header; };
 static struct ib_uverbs_attr *attribute(struct call *call, unsigned id) {
@@ -149,6 +162,14 @@ static int asked(struct call *call) {
       answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
       return 0;
     }
+#ifdef IONIC_ABI_VERSION
+    if (is("ionic")) {
+      struct ionic_ctx_resp i = {.page_shift = 12, .dbell_offset = 0x100000, .version = 2, .qp_opcodes = 9, .rq_qtype = 1, .cq_qtype = 2,
+        .max_stride = 9, .udma_count = 1};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
+      return 0;
+    }
+#endif
     struct mlx5_ib_alloc_ucontext_resp r = {.bf_reg_size = 512, .cache_line_size = 64, .max_sq_desc_sz = 1024, .max_rq_desc_sz = 512,
       .max_send_wqebb = 32768, .max_recv_wr = 32768, .max_srq_recv_wr = 32767, .num_ports = 1, .response_length = sizeof r,
       .cqe_version = 1, .cmds_supp_uhw = 3, .eth_min_inline = 1, .log_uar_size = 12, .num_uars_per_page = 1};
@@ -179,6 +200,14 @@ static int asked(struct call *call) {
     } else if (is("bnxt_re")) {
       struct bnxt_re_cq_resp b = {.cqid = next_number++, .phase = 1};
       answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
+#ifdef IONIC_ABI_VERSION
+    } else if (is("ionic")) {
+      const struct ionic_cq_req *c = input(call, UVERBS_ATTR_UHW_IN);
+      card.completions = (void *)(uintptr_t)c->cq[0].addr;
+      card.completion_count = c->cq[0].mask + 1;
+      struct ionic_cq_resp i = {.cqid = {next_number++}, .udma_mask = 1};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
+#endif
     } else {
       const struct mlx5_ib_create_cq *c = input(call, UVERBS_ATTR_UHW_IN);
       card.completions = (void *)(uintptr_t)c->buf_addr;
@@ -209,6 +238,11 @@ static int asked(struct call *call) {
       card.sends = (void *)(uintptr_t)q->qpsva;
       struct bnxt_re_qp_resp b = {.qpid = number};
       answer(call, UVERBS_ATTR_UHW_OUT, &b, sizeof b);
+#ifdef IONIC_ABI_VERSION
+    } else if (is("ionic")) {
+      struct ionic_qp_resp i = {.qpid = number};
+      answer(call, UVERBS_ATTR_UHW_OUT, &i, sizeof i);
+#endif
     } else {
       const struct mlx5_ib_create_qp *q = input(call, UVERBS_ATTR_UHW_IN);
       card.user_index = q->uidx;

@@ -11,7 +11,8 @@ debian_get() {
     mkdir -p "$folder"/{packages,root,lists/partial,cache/archives/partial}
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$folder/sources.list"
     apt=(-o Dir::Etc::SourceList="$folder/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::State::Lists="$folder/lists"
-        -o Dir::State::status=/dev/null -o Dir::Cache="$folder/cache" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+        -o Dir::State::status=/dev/null -o Dir::Cache="$folder/cache" -o APT::Sandbox::User=root -o Acquire::Languages=none
+        -o Acquire::Check-Valid-Until=false)
     apt-get "${apt[@]}" -qq update >/dev/null || return 2
     (cd "$folder/packages" && apt-get "${apt[@]}" -qq download "$@" >/dev/null) || return 2
     local package

@@ -25,6 +25,7 @@ mlx5_0 1 pci:v000015B3d00001021sv0sd0bc02sc07i00
 erdma_0 4 pci:v00001DEDd0000107Fsv0sd0bc02sc07i00
 irdma_0 1 pci:v00008086d00001592sv0sd0bc02sc00i00
 bnxt_re_0 1 pci:v000014E4d00001750sv0sd0bc02sc00i00
+ionic_0 1 pci:v00001DD8d00001002sv0sd0bc02sc00i00
 LIST
     # Of the unpacked headers these alone are used: the compiler has the C library's own.
     mkdir -p "$folder/include"
@@ -38,7 +39,7 @@ verbs_build() {
         -Wl,--allow-shlib-undefined "$folder/$1/root/usr/lib/$(uname -m)-linux-gnu/libibverbs.so.1" -ldl
 }
 
-# verbs_run SUITE CARD [VARIABLE=VALUE]... NAME: runs it on that card: mlx5, erdma, irdma or bnxt_re.
+# verbs_run SUITE CARD [VARIABLE=VALUE]... NAME: runs it on that card: mlx5, erdma, irdma, bnxt_re or ionic.
 verbs_run() {
     local suite=$1 card=$2
     shift 2
