@@ -178,7 +178,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stripes_tile_the_message(rails in 1u8..=4, per_rail in 1u8..=8, split: bool, length in 0..=MAX_MESSAGE, first in 0u8..32,
+        fn stripes_tile_the_message(rails in 1u8..=4, per_rail in 1u8..=8, split: bool,
+                                    length in prop_oneof![0..=1u32 << 18, 0..=MAX_MESSAGE], first in 0u8..32,
                                     speeds: [u32; 4], late in proptest::collection::vec(0u8..4, 0..300)) {
             let striping = Striping::new(rails, per_rail, split);
             let qps = rails * per_rail;

@@ -97,8 +97,9 @@ const PAGE: u64 = 4096;
 /// Bytes of a completion, and those before the word that is written last.
 const CQE: usize = 32;
 const LAST: usize = 28;
-/// Where the data of a request begins, and the longest request.
+/// Where the data of a request begins, the shortest request to send, and the longest one.
 const DATA: usize = 32;
+const SHORTEST: usize = 64;
 const LONGEST: usize = 512;
 /// Bytes before the elements that have their lengths.
 const LENGTHS: usize = 32;
@@ -137,7 +138,7 @@ impl Provider for Ionic {
     fn qp(&self, input: &[u8], asked: QpCap) -> Result<Box<dyn QpMemory>, i32> {
         let QpInput { send, receive, .. } = read(input);
         let (send, receive) = (Ring::new(&send)?, Ring::new(&receive)?);
-        if asked.max_send_sge == 0 || asked.max_recv_sge == 0 {
+        if asked.max_send_sge == 0 || asked.max_recv_sge == 0 || send.entry < SHORTEST {
             return Err(libc::EINVAL);
         }
         Ok(Box::new(QpRings { send, receive, counts: Counts::default() }))
