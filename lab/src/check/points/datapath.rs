@@ -417,7 +417,7 @@ pub(super) const ORDER_POINTS: &[Point] = &[
     point!(41, "many-messages",
         RANK0_ONLY.vars(&[LAX]) => many, RANK0_ONLY.vars(&[LAX]).within(600).long() => very_many;
         "counters of messages may wrap: more than 2^16 on one communicator, with --long more than 2^24"),
-    point!(42, "order-of-tests", RANK0_ONLY => order_of_tests;
+    point!(42, "order-of-tests", RANK0_ONLY.within(90) => order_of_tests;
         "requests are tested oldest first or in any order, unfinished ones a million times, and memory stays"),
     point!(43, "later-first",
         RANK0_ONLY.vars(&[QPS3]) => later_first, RANK0_ONLY.vars(&[QPS3, DELAYS]) => later_first;
