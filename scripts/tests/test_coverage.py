@@ -33,7 +33,7 @@ class Coverage(InFolder):
 
     def test_lines_of_tests_do_not_count(self) -> None:
         first = self.write("src/first.rs", FILE)
-        self.write("src/lib.rs", 'mod first;\n#[cfg(any(test, feature = "simulator"))]\n#[allow(dead_code)]\npub(crate) mod inputs;\n")
+        self.write("src/lib.rs", 'mod first;\n#[cfg(any(test, feature = "simulator"))]\n#[allow(dead_code)]\npub(crate) mod inputs;\n')
         inputs = self.write("src/inputs/many.rs", "pub fn many() {}\n")
         main = self.write("softrnic/cli/src/main.rs", "fn main() {}\n")
         # The same line of two programs has run if it has in one.
