@@ -106,7 +106,7 @@ class Case:
 
     def variables(self, on_softrnic: bool) -> dict[str, str]:
         chosen = {"NCCL_PROTO": self.proto, "NCCL_ALGO": self.algo, "NCCL_NET_FORCE_FLUSH": "1" if self.is_flushing else ""}
-        is_wanted = self.gdr != "off" or (on_softrnic and self.part == "setups")
+        is_wanted = self.gdr != "off" or self.part == "setups"
         chosen["NCCL_NET_GDR_LEVEL"] = "SYS" if is_wanted else "LOC"
         if on_softrnic:
             chosen["SOFTRNIC_GPU"] = "none" if self.gdr == "off" else self.gdr
@@ -125,8 +125,9 @@ def collectives(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Cas
 
 
 def setups(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
-    """softrnic plays all ways to register GPU memory, whatever `gdr` says. A machine with NICs has only its own."""
-    return [Case("setups", ranks[0], way, proto="Simple", algo="Ring") for way in (SOFT_GDR if on_softrnic else gdr)]
+    """softrnic plays all ways to register GPU memory, whatever `gdr` says. A machine with NICs has only its own, which `off` does not use."""
+    ways = SOFT_GDR if on_softrnic else [way for way in gdr if way != "off"]
+    return [Case("setups", ranks[0], way, proto="Simple", algo="Ring") for way in ways]
 
 
 def flush(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:

@@ -264,7 +264,7 @@ impl ConnRails {
     }
 
     /// The next time after `looked` at which an avoided rail may be used, or a device may be back.
-    /// A time that has passed since [`Self::look`] counts.
+    /// A time that has passed since [`Self::reopen_lost`] counts.
     pub fn next_change(&self, looked: Instant) -> Option<Instant> {
         let avoided =
             self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > looked);
