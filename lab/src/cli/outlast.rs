@@ -109,6 +109,13 @@ pub(super) struct Outlast {
     /// With --fault: the ports
     #[arg(long, value_enum, default_value = "one")]
     ports: PortsName,
+    /// With --fault: when the receiver waits for this message, from 0, it makes no call for the
+    /// time of --pause
+    #[arg(long, value_name = "MESSAGE", requires = "pause")]
+    pause_at: Option<u64>,
+    /// See --pause-at
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "pause_at")]
+    pause: Option<Duration>,
     /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
     #[arg(long, value_name = "DIR")]
     softrnic: Option<PathBuf>,
@@ -249,8 +256,9 @@ impl Outlast {
             PortsName::One => Ports::One,
             PortsName::Two => Ports::Two,
         };
+        let pause = self.pause_at.zip(self.pause.map(|pause| pause.as_millis() as u64));
         let own = (steps, self.lasting);
-        Ok(vec![Trial { name, ports, retries: RETRIES, pause: None, scenario: None, own }])
+        Ok(vec![Trial { name, ports, retries: RETRIES, pause, scenario: None, own }])
     }
 
     /// What is the same in all runs.
