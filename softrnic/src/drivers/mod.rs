@@ -46,7 +46,5 @@ pub(crate) fn from_env() -> Result<&'static Driver, String> {
     let Some(name) = host::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
     let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     let found = ALL.iter().find(|driver| driver.name == name);
-    found.ok_or_else(|| {
-        format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", "))
-    })
+    found.ok_or_else(|| format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", ")))
 }
