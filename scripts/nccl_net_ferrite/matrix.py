@@ -125,7 +125,7 @@ def collectives(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Cas
 
 
 def setups(ranks: list[int], gdr: list[str], on_softrnic: bool) -> list[Case]:
-    """softrnic plays all ways to register GPU memory, whatever `gdr` says. A machine with NICs has only its own, which `off` does not use."""
+    """softrnic plays all ways to register GPU memory, whatever `gdr` says. A machine with NICs has only its own: `on`."""
     ways = SOFT_GDR if on_softrnic else [way for way in gdr if way != "off"]
     return [Case("setups", ranks[0], way, proto="Simple", algo="Ring") for way in ways]
 
