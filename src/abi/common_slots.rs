@@ -65,7 +65,7 @@ pub(super) struct TailSlots {
 }
 
 /// These slots, in every table.
-pub(super) const ENDS: TailSlots = TailSlots {
+pub(super) const TAIL: TailSlots = TailSlots {
     iflush: v8::iflush,
     test: v8::test,
     close_send: v8::close_send,

@@ -1,7 +1,7 @@
 //! ncclNet version 10 (NCCL 2.26): `connect` gets the communicator's settings; sends and receives
 //! carry handles for a profiler. `init` gets a function for a profiler, which Ferrite does not call.
 
-use super::common_slots::{ENDS, MEMORY, Memory, TailSlots};
+use super::common_slots::{MEMORY, Memory, TAIL, TailSlots};
 use super::datapath::{self, handle_operation};
 use super::layout::{
     CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled,
@@ -28,7 +28,7 @@ pub struct Table {
     memory: Memory,
     isend: IsendProfiled,
     irecv: IrecvProfiled,
-    ends: TailSlots,
+    tail: TailSlots,
     make_v_device: MakeVDevice<MOST_V9>,
 }
 
@@ -50,7 +50,7 @@ pub static ncclNetPlugin_v10: Exported<Table> = Exported(Table {
     memory: MEMORY,
     isend,
     irecv,
-    ends: ENDS,
+    tail: TAIL,
     make_v_device: v9::make_v_device::<10>,
 });
 

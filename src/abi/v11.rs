@@ -2,7 +2,7 @@
 //! context, which `finalize` ends.
 
 use super::calls::{self, Properties};
-use super::common_slots::{ENDS, MEMORY, Memory, TailSlots};
+use super::common_slots::{MEMORY, Memory, TAIL, TailSlots};
 use super::layout::{
     CommConfig, ConnectContext, Count, DeviceHandle, Finalize, GetProperties, InitContext,
     IrecvProfiled, IsendProfiled, ListenContext, MOST_V9, MakeVDevice, NetAttributes,
@@ -27,7 +27,7 @@ pub struct Table<P, const MOST: usize> {
     pub(super) memory: Memory,
     pub(super) isend: IsendProfiled,
     pub(super) irecv: IrecvProfiled,
-    pub(super) ends: TailSlots,
+    pub(super) tail: TailSlots,
     pub(super) make_v_device: MakeVDevice<MOST>,
     pub(super) finalize: Finalize,
     pub(super) set_net_attr: SetNetAttr,
@@ -52,7 +52,7 @@ pub static ncclNetPlugin_v11: Exported<Table<PropertiesV11, MOST_V9>> = Exported
     memory: MEMORY,
     isend: v10::isend,
     irecv: v10::irecv,
-    ends: ENDS,
+    tail: TAIL,
     make_v_device: v9::make_v_device::<11>,
     finalize: finalize::<11>,
     set_net_attr,

@@ -2,7 +2,7 @@
 //! [`process`] has the list of versions.
 
 use super::calls::{self, Properties};
-use super::common_slots::{ENDS, MEMORY};
+use super::common_slots::{MEMORY, TAIL};
 use super::layout::{MOST_V12, Members, PropertiesV12};
 use super::nccl::ncclResult_t;
 use super::table::{Exported, slots};
@@ -26,7 +26,7 @@ pub static ncclNetPlugin_v12: Exported<Table<PropertiesV12, MOST_V12>> = Exporte
     memory: MEMORY,
     isend: v10::isend,
     irecv: v10::irecv,
-    ends: ENDS,
+    tail: TAIL,
     make_v_device,
     finalize: v11::finalize::<12>,
     set_net_attr: v11::set_net_attr,

@@ -1,7 +1,7 @@
 //! ncclNet version 9 (NCCL 2.24): 64-bit lengths; NCCL itself merges ports into devices.
 
 use super::calls::{self, Properties};
-use super::common_slots::{ENDS, MEMORY, Memory, TailSlots};
+use super::common_slots::{MEMORY, Memory, TAIL, TailSlots};
 use super::layout::{
     CommonProperties, Connect, Count, GetProperties, Irecv, Isend, Listen, MOST_V9, MakeVDevice,
     Members, PropertiesV9,
@@ -25,7 +25,7 @@ pub struct Table {
     memory: Memory,
     isend: Isend,
     irecv: Irecv,
-    ends: TailSlots,
+    tail: TailSlots,
     make_v_device: MakeVDevice<MOST_V9>,
 }
 
@@ -47,7 +47,7 @@ pub static ncclNetPlugin_v9: Exported<Table> = Exported(Table {
     memory: MEMORY,
     isend,
     irecv,
-    ends: ENDS,
+    tail: TAIL,
     make_v_device: make_v_device::<9>,
 });
 

@@ -406,6 +406,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::provider::testing;
 
     const SENDS: u32 = 8;
     const RECEIVES: u32 = 4;
@@ -445,14 +446,9 @@ mod tests {
             }
             wqe.resize(WQE, 0x55);
             let mut queues = vec![0; LONGS];
-            for (place, bytes) in wqe.chunks(8).enumerate() {
-                queues[usize::from(at) % SENDS as usize * WQE / 8 + place] = long(bytes, 0);
-            }
+            testing::put(&mut queues, usize::from(at) % SENDS as usize * WQE, &wqe);
             let rings = rings(&mut queues);
-            rings.counts.posted(false, u32::from(at) + 1);
-            let mut request = Request::default();
-            prop_assert_eq!(rings.send(at.into(), &mut request), Some(u32::from(at) + 1));
-            prop_assert_eq!(rings.send(u32::from(at) + 1, &mut Request::default()), None);
+            let request = testing::last_send(&rings, at);
             prop_assert_eq!(request.label, Label { index: at, opcode: 5, is_receive: false });
             let wr = &request.wr;
             prop_assert_eq!((wr.opcode, u32::from_be(wr.imm_data)), (wr_opcode::RDMA_WRITE_WITH_IMM, imm));
@@ -468,14 +464,8 @@ mod tests {
 
         #[test]
         fn whatever_lies_in_a_queue_is_read_to_some_end(mut words in vec(any::<u64>(), LONGS), at: u32) {
-            let rings = rings(&mut words);
-            for is_receive in [false, true] {
-                rings.counts.posted(is_receive, at.wrapping_add(1));
-            }
-            let (mut request, mut elements) = (Request::default(), Vec::new());
-            prop_assert_eq!(rings.send(at, &mut request), Some(at.wrapping_add(1)));
-            prop_assert_eq!(rings.receive(at, &mut elements), Some(at.wrapping_add(1)));
-            prop_assert!(request.inline.len() <= 96 && request.elements.len() <= 6 && elements.len() <= 6);
+            let sizes = testing::sizes_at(&rings(&mut words), at);
+            prop_assert!(sizes.into_iter().zip([96, 6, 6]).all(|(size, most)| size <= most), "{sizes:?}");
         }
 
         #[test]

@@ -432,6 +432,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::provider::testing;
 
     const COUNT: u32 = 16;
     const ENTRY: usize = 256;
@@ -441,6 +442,18 @@ mod tests {
         let ring = |at: *mut u64| Ring { buffer: at.cast(), count: COUNT, entry: ENTRY };
         let at = queue.as_mut_ptr();
         QpRings { send: ring(at), receive: ring(at), counts: Counts::default() }
+    }
+
+    #[test]
+    fn a_send_request_has_64_bytes_or_more() {
+        let refusal = |entry_shift| {
+            let queue = Queue { buffer: PAGE, size: 4096, mask: 15, count_shift: 4, entry_shift };
+            let (options, reserved) = ([0; 4], [0; 3]);
+            let input = QpInput { send: queue, receive: queue, options, engines: ENGINE, reserved };
+            let asked = QpCap { max_send_sge: 1, max_recv_sge: 1, ..QpCap::default() };
+            Ionic.qp(bytes(&input), asked).err()
+        };
+        assert_eq!([5, 6].map(refusal), [Some(libc::EINVAL), None]);
     }
 
     proptest! {
@@ -464,15 +477,9 @@ mod tests {
             }
             wqe.resize(ENTRY, 0x55);
             let mut queue = vec![0; LONGS];
-            for (place, bytes) in wqe.chunks(8).enumerate() {
-                let bytes = std::array::from_fn(|at| bytes[at]);
-                queue[usize::from(at) % COUNT as usize * ENTRY / 8 + place] = u64::from_ne_bytes(bytes);
-            }
+            testing::put(&mut queue, usize::from(at) % COUNT as usize * ENTRY, &wqe);
             let rings = rings(&mut queue);
-            rings.counts.posted(false, u32::from(at) + 1);
-            let mut request = Request::default();
-            prop_assert_eq!(rings.send(at.into(), &mut request), Some(u32::from(at) + 1));
-            prop_assert_eq!(rings.send(u32::from(at) + 1, &mut Request::default()), None);
+            let request = testing::last_send(&rings, at);
             prop_assert_eq!(request.label, Label { index: at, opcode: 0x61, is_receive: false });
             let wr = &request.wr;
             prop_assert_eq!((wr.opcode, wr.imm_data), (wr_opcode::RDMA_WRITE_WITH_IMM, imm));
@@ -488,14 +495,8 @@ mod tests {
 
         #[test]
         fn whatever_lies_in_a_queue_is_read_to_some_end(mut words in vec(any::<u64>(), LONGS), at: u32) {
-            let rings = rings(&mut words);
-            for is_receive in [false, true] {
-                rings.counts.posted(is_receive, at.wrapping_add(1));
-            }
-            let (mut request, mut elements) = (Request::default(), Vec::new());
-            prop_assert_eq!(rings.send(at, &mut request), Some(at.wrapping_add(1)));
-            prop_assert_eq!(rings.receive(at, &mut elements), Some(at.wrapping_add(1)));
-            prop_assert!(request.inline.len() <= 224 && request.elements.len() <= 14 && elements.len() <= 14);
+            let sizes = testing::sizes_at(&rings(&mut words), at);
+            prop_assert!(sizes.into_iter().zip([224, 14, 14]).all(|(size, most)| size <= most), "{sizes:?}");
         }
 
         #[test]

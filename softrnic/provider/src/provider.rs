@@ -257,6 +257,41 @@ pub(crate) struct Done {
     pub(crate) wc: Wc,
 }
 
+/// What the tests of queues whose requests are counted have in common.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::{QpMemory, Request};
+
+    /// Puts a request of whole words into the queue, from this byte on.
+    pub(crate) fn put(queue: &mut [u64], at: usize, wqe: &[u8]) {
+        for (word, bytes) in queue[at / 8..].iter_mut().zip(wqe.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(std::array::from_fn(|at| bytes[at]));
+        }
+    }
+
+    fn post(rings: &impl QpMemory, is_receive: bool, count: u32) {
+        rings.counts().expect("they are counted").posted(is_receive, count);
+    }
+
+    /// The send of this index. There is none after it.
+    pub(crate) fn last_send(rings: &impl QpMemory, at: u16) -> Request {
+        let (at, mut request) = (u32::from(at), Request::default());
+        post(rings, false, at + 1);
+        assert_eq!(rings.send(at, &mut request), Some(at + 1));
+        assert_eq!(rings.send(at + 1, &mut Request::default()), None);
+        request
+    }
+
+    /// What is read at this index: bytes and elements of a send, elements of a receive.
+    pub(crate) fn sizes_at(rings: &impl QpMemory, at: u32) -> [usize; 3] {
+        let (next, mut request, mut elements) = (at.wrapping_add(1), Request::default(), vec![]);
+        [false, true].into_iter().for_each(|is_receive| post(rings, is_receive, next));
+        assert_eq!(rings.send(at, &mut request), Some(next));
+        assert_eq!(rings.receive(at, &mut elements), Some(next));
+        [request.inline.len(), request.elements.len(), elements.len()]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

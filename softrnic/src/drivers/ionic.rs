@@ -53,8 +53,7 @@ const HEADER: u32 = 32;
 const SHORTEST: u32 = 64;
 const PAGE: u32 = 4096;
 
-/// Requests are a power of two of bytes, and queues a power of two of requests, one of which stays
-/// free. With more than two elements their lengths take the place of two more.
+/// A request has a power of two of bytes, and a queue a power of two of requests. One stays free. With more than two elements their lengths take the place of two more.
 fn sizes(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     if cap.max_send_sge == 0 || cap.max_recv_sge == 0 {
         return Err(libc::EINVAL);

@@ -30,7 +30,7 @@ static ALL: [Driver; 15] = [
     table::RXE_DRIVER,
 ];
 
-/// The one that devices have of which nothing is said.
+/// The driver of devices by default.
 pub(crate) fn own() -> &'static Driver {
     &OWN
 }

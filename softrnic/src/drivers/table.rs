@@ -420,7 +420,7 @@ pub(super) const RXE_DRIVER: Driver = Driver {
 
 const ELEMENT: u32 = 16;
 
-/// Queues are a power of two of entries, one of which stays free. Elements and inline data share
+/// A queue has a power of two of entries. One stays free. Elements and inline data share
 /// their place in an entry.
 fn round(&Asked { cap, .. }: &Asked) -> Result<Sizes, i32> {
     let queue = |wr: u32| (wr + 1).next_power_of_two() - 1;

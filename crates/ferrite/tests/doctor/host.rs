@@ -179,7 +179,8 @@ fn wrong_command_lines_are_invalid_and_name_what_there_is() {
 fn lines_have_verdict_row_fact_and_cure() {
     let root = Scratch::new();
     let words = ["doctor", "--only", "settings", "--sysroot", root.to_str().expect("text")];
-    let (code, stdout, stderr) = ferrite(&words, &[("NCCL_IB_TIMEOUT", "32"), ("HOME", "/root")]);
+    let (code, stdout, stderr) =
+        ferrite(&words, &[("NCCL_IB_TIMEOUT", "32"), ("HOME", "/home/user")]);
     assert_eq!(code, 1, "{stdout}{stderr}");
     let lines: Vec<&str> = stdout.lines().collect();
     assert!(lines[0].starts_with("FAIL     settings        NCCL_IB_TIMEOUT=32: "), "{stdout}");
@@ -384,8 +385,8 @@ fn settings_names_the_file_and_the_line_of_each_value() {
         .is("FAIL", &["NCCL_IB_TC=300", "(from /etc/nccl.conf, line 1)"]);
     let misspelt = with("\nNCCL_IB_TIMOUT=22\n").look();
     misspelt.is("warn", &["NCCL_IB_TIMOUT=22 has no effect", "(from /etc/nccl.conf, line 2)"]);
-    let own = with("NCCL_IB_TC=1\n").file("/root/.nccl.conf", "NCCL_IB_TC=2\n");
-    own.look().is("ok", &["NCCL_IB_TC=2, from /root/.nccl.conf, line 1"]);
+    let own = with("NCCL_IB_TC=1\n").file("/home/user/.nccl.conf", "NCCL_IB_TC=2\n");
+    own.look().is("ok", &["NCCL_IB_TC=2, from /home/user/.nccl.conf, line 1"]);
     let named = || {
         let named = with("NCCL_IB_SL=1\n").file("/site.conf", "NCCL_IB_TC=3\n");
         named.env("NCCL_CONF_FILE", "/site.conf")
@@ -394,7 +395,7 @@ fn settings_names_the_file_and_the_line_of_each_value() {
         .look()
         .is("ok", &["NCCL_IB_TC=3, from /site.conf, line 1", "NCCL_IB_SL=1, from /etc/nccl.conf"]);
     let absent =
-        with("").file("/root/.nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_CONF_FILE", "/absent");
+        with("").file("/home/user/.nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_CONF_FILE", "/absent");
     absent.look().is("ok", &["each in range"]);
     let library = |version: &str| format!("NCCL version {version}+cuda12.4");
     let old = || named().file("/usr/lib/libnccl.so.2", library("2.21.5"));

@@ -110,7 +110,7 @@ impl Setup {
                 command.env_remove(name);
             }
         }
-        command.envs(self.softrnic.vars()).env("HOME", "/root");
+        command.envs(self.softrnic.vars()).env("HOME", "/home/user");
         command.envs(self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let printed = program::run(&mut command);
         let report: Value =

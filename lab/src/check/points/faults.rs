@@ -66,8 +66,8 @@ fn survive(ctx: &mut Context<'_>) -> Result<StepResult> {
     }))
 }
 
-/// 300 messages each way, each of which is checked; or the first error. With the longest time that
-/// one of them, or the error, took.
+/// Exchanges 300 messages each way and checks each, until the first error. Returns how it ended,
+/// and the longest time of a message.
 fn stream(ctx: &mut Context<'_>, bench: &Bench) -> Result<(End, Duration)> {
     const SIZE: usize = 10_000;
     let mut slowest = Duration::ZERO;

@@ -257,7 +257,7 @@ fn without_a_frame(kind: &str) -> Pair {
         pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
     };
     while !is_it(&pair) {
-        assert!(pair.step(), "{kind} is said");
+        assert!(pair.step(), "{kind} is sent");
     }
     pair.ends.iter_mut().for_each(|end| end.inbox.clear());
     pair.settle();
