@@ -12,6 +12,11 @@ use std::collections::BTreeMap;
 const MAX_QUEUE_PAIRS: i64 = 32;
 /// The meaning of a negative `NCCL_IB_AR_THRESHOLD`: the default of NCCL's built-in transport.
 const AR_THRESHOLD: i64 = 8192;
+/// The default local acknowledge timeout where an end does not recover from faults: 4.3 s, as in
+/// NCCL from 2.23 on. Only the device's retries outlast an outage there. Elsewhere it is that of
+/// earlier releases, 1.07 s: after a short outage, devices soon send again, which takes no command
+/// and no more time for more connections.
+const TIMEOUT_WITHOUT_RECOVERY: u8 = 20;
 
 /// The settings.
 #[derive(Debug, Clone)]
@@ -42,8 +47,11 @@ pub struct Config {
     pub warn_of_networks: bool,
     /// Retries of connecting a queue pair.
     pub retries: Retries,
-    /// Local acknowledge timeout: the exponent n of 4.096 us · 2^n.
-    pub timeout: u8,
+    /// Local acknowledge timeout where both ends recover from faults: the exponent n of
+    /// 4.096 us · 2^n.
+    timeout: u8,
+    /// The same where an end does not.
+    timeout_without_recovery: u8,
     /// Retries of the device.
     pub retry_count: u8,
     /// Index into the partition key table.
@@ -207,6 +215,7 @@ impl Config {
         // NCCL's own settings of queue pairs have the same meaning as there.
         let are_counted = Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
         let lanes = Some(reader.number(Self::LANES)?).filter(|_| !are_counted).unwrap_or(1);
+        let timeout = reader.number("NCCL_IB_TIMEOUT")? as u8;
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
@@ -229,7 +238,11 @@ impl Config {
                 count: reader.number("NCCL_IB_MQP_RETRY_CNT")? as u32,
                 pause_ms: reader.number("NCCL_IB_MQP_RETRY_SLEEP_MSEC")? as u64,
             },
-            timeout: reader.number("NCCL_IB_TIMEOUT")? as u8,
+            timeout,
+            timeout_without_recovery: match reader.text("NCCL_IB_TIMEOUT") {
+                Some(_) => timeout,
+                None => TIMEOUT_WITHOUT_RECOVERY,
+            },
             retry_count: reader.number("NCCL_IB_RETRY_CNT")? as u8,
             pkey_index: reader.number("NCCL_IB_PKEY")? as u16,
             pkey: u16::try_from(reader.number("NCCL_IB_PKEY_VALUE")?).ok(),
@@ -286,6 +299,11 @@ impl Config {
             stats_folder: reader.text("FERRITE_STATS_DIR"),
         })
     }
+
+    /// The local acknowledge timeout of queue pairs to a peer that `recovers` from faults, or not.
+    pub fn timeout_to(&self, recovers: bool) -> u8 {
+        if self.failover && recovers { self.timeout } else { self.timeout_without_recovery }
+    }
 }
 
 #[cfg(test)]
@@ -298,12 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_built_in_transport_except_the_timeout() {
+    fn defaults_are_those_of_the_built_in_transport_except_what_recovery_makes_better() {
         let config = Config::parse(|_| None).expect("defaults are valid");
         assert_eq!(
-            (config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold),
+            (config.timeout_to(false), config.retry_count, config.queue_pairs, config.ar_threshold),
             (20, 7, 1, 8192)
         );
+        assert_eq!(config.timeout_to(true), 18);
         assert_eq!(
             (config.gid_index, config.gid_family, config.roce_version),
             (None, Family::V4, 2)
@@ -356,7 +375,12 @@ mod tests {
             with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing,
             Some(true)
         );
-        assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
+        let timeout_to = |name, value| with(name, value).expect("valid").timeout_to(true);
+        assert_eq!(timeout_to("NCCL_IB_TIMEOUT", ""), 18, "empty is unset");
+        assert_eq!(
+            [timeout_to("NCCL_IB_TIMEOUT", "22"), timeout_to("FERRITE_FAILOVER", "0")],
+            [22, 20]
+        );
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
         let classes =
             |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));

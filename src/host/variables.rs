@@ -57,8 +57,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "NCCL_IB_TIMEOUT",
-        Kind::Number(0, 31, 20),
-        "local acknowledge timeout: 4.096 us · 2^n; 0: none. The default is that of NCCL 2.23: a link may be down for about 30 s",
+        Kind::Number(0, 31, 18),
+        "local acknowledge timeout: 4.096 us · 2^n; 0: none. 20 if unset and an end has `FERRITE_FAILOVER=0`. NCCL: 18 up to 2.22, then 20",
     ),
     variable(
         "NCCL_IB_RETRY_CNT",

@@ -31,7 +31,9 @@ pub(crate) fn run(
 ) -> Result<()> {
     require!(softrnic_program());
     let adapt = |setting: Setting| {
-        let setting = setting.env(ALL_INFO.0, ALL_INFO.1).env("RUST_BACKTRACE", "1");
+        // Devices do not send again before a recovery, however busy the machine.
+        let setting = setting.env(ALL_INFO.0, ALL_INFO.1).env("NCCL_IB_TIMEOUT", "20");
+        let setting = setting.env("RUST_BACKTRACE", "1");
         env.iter().fold(setting, |setting, (name, value)| setting.env(name, value))
     };
     match fabric {

@@ -52,8 +52,8 @@ fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
     over_one_rail("port-down=2s device=softrnic0 message=60 times=1", SHORT)
 }
 
-/// Longer than the 30 s that a device's retries last as they are set by default; scripts/nightly.sh
-/// runs it.
+/// Longer than a device's retries last, also with the default of NCCL 2.23; scripts/nightly.sh runs
+/// it.
 #[test]
 fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 
 /// The most threads. They mostly wait for the kernel and for devices.
 const MAX_THREADS: usize = 4;
+/// The most connections of a process that begin to recover at once, if they can wait. A card carries
+/// out one command after the other, and those of fewer keep it busy.
+const MOST_STARTING: u32 = 64;
 /// How long an idle thread stays.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -49,9 +52,13 @@ pub struct JobId(u64);
 pub struct Workers {
     /// The most threads. 0: none; the simulator calls [`Workers::run_next`].
     most_threads: usize,
+    /// None that can wait begins to recover while so many have just begun.
+    most_starting: u32,
     first: OfProcess,
     /// The number of recovering connections.
     recovering: AtomicU32,
+    /// The number of connections that have just begun to recover.
+    starting: AtomicU32,
     /// The id of the next job. A forked child continues the numbers, so that its parent's jobs are
     /// not taken for its own.
     next: AtomicU64,
@@ -105,17 +112,20 @@ struct Entry {
 
 impl Default for Workers {
     fn default() -> Self {
-        Self::new(MAX_THREADS)
+        Self::new(MAX_THREADS, MOST_STARTING)
     }
 }
 
 impl Workers {
-    /// No jobs yet, for up to `most_threads` threads. 0: the caller runs the jobs.
-    pub fn new(most_threads: usize) -> Self {
+    /// No jobs yet, for up to `most_threads` threads. 0: the caller runs the jobs. While
+    /// `most_starting` connections have just begun to recover, others wait if they can.
+    pub fn new(most_threads: usize, most_starting: u32) -> Self {
         Self {
             most_threads,
+            most_starting,
             first: OfProcess::default(),
             recovering: AtomicU32::new(0),
+            starting: AtomicU32::new(0),
             next: AtomicU64::new(0),
             #[cfg(test)]
             refuses: AtomicU64::new(0),
@@ -133,6 +143,28 @@ impl Workers {
     /// The number of recovering connections.
     pub fn recovering(&self) -> u32 {
         self.recovering.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection that begins to recover, unless too many have just begun. Returns whether
+    /// it is counted; [`Self::count_starting`] ends that.
+    pub fn may_start(&self) -> bool {
+        let count = |starting| (starting < self.most_starting).then_some(starting + 1);
+        self.starting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
+    }
+
+    /// Counts a connection that begins to recover and cannot wait, or that has not just begun any
+    /// more.
+    pub fn count_starting(&self, is_one_more: bool) {
+        match is_one_more {
+            true => self.starting.fetch_add(1, Ordering::Relaxed),
+            false => self.starting.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// The numbers of connections that recover, and that have just begun.
+    #[cfg(any(test, feature = "simulator"))]
+    pub fn counts(&self) -> (u32, u32) {
+        (self.recovering(), self.starting.load(Ordering::Relaxed))
     }
 
     /// Adds a job, which runs only when it is queued.
@@ -384,6 +416,18 @@ mod tests {
         state.take_due(Instant::now());
         let order = [0; 5].map(|_| next(&mut state));
         assert_eq!(order, [Some(ids[1]), Some(ids[2]), Some(ids[3]), Some(ids[0]), None]);
+    }
+
+    #[test]
+    fn one_more_may_start_while_fewer_than_the_most_have_just_begun() {
+        let workers = Workers::new(0, 2);
+        assert_eq!([0; 3].map(|_| workers.may_start()), [true, true, false]);
+        // A fault leaves another one no choice.
+        workers.count_starting(true);
+        workers.count_starting(false);
+        assert!(!workers.may_start());
+        workers.count_starting(false);
+        assert_eq!([0; 2].map(|_| workers.may_start()), [true, false]);
     }
 
     #[test]

@@ -136,7 +136,7 @@ impl Flushes {
     ) -> Result<Option<RequestId>> {
         let Some(id) = self.requests.allocate().map(Entry::id) else { return Ok(None) };
         self.flushes[id.index()] = Flush { addr, rkeys: memory.rkeys.all(), ..Flush::default() };
-        match self.post_reads(qps.ports(), rails, id) {
+        match self.post_reads(qps.ports(), rails, id, may_be_repeated) {
             Err(e) if !may_be_repeated => Err(e),
             outcome => {
                 self.handle_outcome(id, outcome)?;
@@ -181,7 +181,7 @@ impl Flushes {
             && self.tested(id)?.is_failed
         {
             self.renew_keys(memory, id);
-            let outcome = self.post_reads(ports, rails, id);
+            let outcome = self.post_reads(ports, rails, id, true);
             self.handle_outcome(id, outcome)?;
         }
         let flush = self.tested(id)?;
@@ -296,8 +296,9 @@ impl Flushes {
         if flush.failures >= MAX_FAILURES { Err(e) } else { Ok(()) }
     }
 
-    /// Posts a read over each of `rails` that has a port in `ports`, for flush `id`. Returns
-    /// whether a read is in flight: a recovering connection has no ports.
+    /// Posts a read over each of `rails` that has a port in `ports`, for flush `id`. A failed read
+    /// is repeated if the connection `recovers` from faults. Returns whether a read is in flight: a
+    /// recovering connection has no ports.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
@@ -306,6 +307,7 @@ impl Flushes {
         ports: impl Iterator<Item = (u8, &'a Arc<Rail>, Arc<OpenDevice>)>,
         rails: RailMask,
         id: RequestId,
+        recovers: bool,
     ) -> Result<bool> {
         let Self { rails: known, requests, flushes, .. } = self;
         let Some(flush) = find(requests, flushes, id) else { return Ok(true) };
@@ -316,7 +318,7 @@ impl Flushes {
             let place = &mut known[usize::from(number)];
             let on = match place {
                 Some(on) => on,
-                None => place.insert(FlushRail::new(port, device)?),
+                None => place.insert(FlushRail::new(port, device, recovers)?),
             };
             let local = Sge { addr: on.landing.addr(), length: 1, lkey: on.lkey };
             let target = Target { addr: flush.addr, rkey: flush.rkeys[usize::from(number)] };
@@ -328,7 +330,7 @@ impl Flushes {
 }
 
 impl FlushRail {
-    fn new(port: &Arc<Rail>, device: Arc<OpenDevice>) -> Result<Self> {
+    fn new(port: &Arc<Rail>, device: Arc<OpenDevice>, recovers: bool) -> Result<Self> {
         let rail = &**port;
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(
@@ -337,7 +339,8 @@ impl FlushRail {
         )?;
         let init = create_qp(rail, &device, None, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
         let priority = Priority::of_sender(&rail.config, None);
-        let path = path_to(rail, &address, &address.gid.gid, address.port.lid, priority)?;
+        let (gid, lid) = (&address.gid.gid, address.port.lid);
+        let path = path_to(rail, &address, gid, lid, priority, recovers)?;
         let path = Path { dest_qpn: init.number(), ..path };
         let mut landing = SharedRing::new(1, |_| 0)?;
         let lkey = landing.lkey(&device.domain)?;

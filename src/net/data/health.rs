@@ -39,8 +39,8 @@ const MAX_FACTOR: u32 = 8;
 /// recovery tests its new queue pairs. On a path with a long round trip only the first suspicion is
 /// wrong. A wrong suspicion costs one recovery and loses nothing.
 ///
-/// Each suspicion doubles the limit, so a fabric that pauses for long is not disturbed repeatedly.
-/// Each minute without a suspicion halves it.
+/// Each recovery from a suspicion doubles the limit, so a fabric that pauses for long is not
+/// disturbed repeatedly. Each minute without one halves it.
 #[derive(Debug)]
 pub struct DeadPathDetector {
     /// Unsuccessful tests until the clock is read.
@@ -131,16 +131,13 @@ impl DeadPathDetector {
     pub fn check(&mut self, oldest: u32, data_time: Duration, now: Instant) -> Option<Duration> {
         let waited = self.waited(oldest, now)?;
         self.calm_down(now);
-        if self.limit.is_zero() || waited < (self.patience() + SLACK * data_time) * self.factor {
-            return None;
-        }
-        self.oldest = None;
-        self.back_off(now);
-        Some(waited)
+        let limit = (self.patience() + SLACK * data_time) * self.factor;
+        (!self.limit.is_zero() && waited >= limit).then_some(waited)
     }
 
-    /// Doubles the limit after a suspicion.
+    /// Doubles the limit, as a suspicion leads to a recovery.
     pub fn back_off(&mut self, now: Instant) {
+        self.oldest = None;
         self.factor = (self.factor * 2).min(MAX_FACTOR);
         self.last = now;
     }
@@ -201,8 +198,8 @@ pub struct Probe {
     sent: Option<Instant>,
 }
 
-/// Interval between probes. A device takes longer than this to report a missing acknowledgement
-/// (see `NCCL_IB_TIMEOUT`).
+/// Interval between probes. A device takes 9 s or more to report a missing acknowledgement (see
+/// `NCCL_IB_TIMEOUT`).
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// The interval while the peer is suspected to be dead.
 const PROBE_EVERY_IN_DOUBT: Duration = Duration::from_millis(200);
@@ -426,7 +423,9 @@ mod tests {
                 for most in [3 * LOOK_EVERY, PAUSES + 3] {
                     let within = 100 * MS + most * apart + 2 * LOOK_WITHIN;
                     assert!(is_suspected(&mut dead_path, begin, apart, within), "{apart:?} {most}");
-                    (begin, dead_path.factor) = (dead_path.looked.0, 1);
+                    begin = dead_path.looked.0;
+                    dead_path.back_off(begin);
+                    dead_path.factor = 1;
                 }
             }
         }
@@ -462,6 +461,7 @@ mod tests {
                 None => false,
                 Some(waited) => {
                     assert_eq!(waited, *ms * MS);
+                    dead_path.back_off(begin + *ms * MS);
                     true
                 }
             })
@@ -506,13 +506,17 @@ mod tests {
         #[test]
         fn each_message_has_a_time_of_its_own_and_none_begins_with_a_reset() {
             let (mut dead_path, now) = (DeadPathDetector::new(100, Duration::ZERO), Instant::now());
-            let mut check = |oldest, ms| dead_path.check(oldest, Duration::ZERO, now + ms * MS);
+            let check = |dead_path: &mut DeadPathDetector, oldest, ms| {
+                dead_path.check(oldest, Duration::ZERO, now + ms * MS)
+            };
+            let early = [(1, 0), (1, 99), (2, 100), (2, 199)];
+            assert_eq!(early.map(|(oldest, ms)| check(&mut dead_path, oldest, ms)), [None; 4]);
             assert_eq!(
-                (check(1, 0), check(1, 99), check(2, 100), check(2, 199)),
-                (None, None, None, None)
+                [200, 300].map(|ms| check(&mut dead_path, 2, ms)),
+                [100, 200].map(|ms| Some(ms * MS))
             );
-            assert_eq!(check(2, 200), Some(100 * MS));
-            assert_eq!(check(2, 1000), None, "it begins anew");
+            dead_path.back_off(now + 300 * MS);
+            assert_eq!(check(&mut dead_path, 2, 1000), None, "it begins anew");
             dead_path.reset(dead_path.round_trip);
             assert_eq!(dead_path.waited(2, now + 2000 * MS), None);
             assert_eq!(dead_path.waited(2, now + 2001 * MS), Some(MS));

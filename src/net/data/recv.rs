@@ -884,9 +884,9 @@ impl RecvPath {
     fn check_path(&mut self) -> Result<()> {
         let now = clock::now();
         let limit = self.dead_path.limit(now);
-        if self.recovery.is_none() || limit.is_zero() {
+        let Some(recovery) = self.recovery.as_ref().filter(|_| !limit.is_zero()) else {
             return Ok(());
-        }
+        };
         if self
             .dead_path
             .waited(self.flow.oldest_missing(), now)
@@ -898,7 +898,7 @@ impl RecvPath {
             return self.recover_or_fail(e);
         }
         match self.cts_sender.probe.outstanding_for() {
-            Some(waited) if waited > limit => {
+            Some(waited) if waited > limit && recovery.may_start(waited) => {
                 self.dead_path.back_off(now);
                 let text = format!(
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",

@@ -915,15 +915,16 @@ impl SendPath {
                 self.speed_meter.as_ref().and_then(|speed_meter| speed_meter.speeds.speed());
             recovery.report_slow_lane(qp, speed);
         }
-        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some())
+        let (Some((oldest, bytes)), Some(recovery)) = (self.flow.unacknowledged(), &self.recovery)
         else {
             return Ok(());
         };
-        let Some(waited) =
-            self.dead_path.check(oldest, self.qps.time_to_carry(bytes), clock::now())
-        else {
+        let now = clock::now();
+        let waited = self.dead_path.check(oldest, self.qps.time_to_carry(bytes), now);
+        let Some(waited) = waited.filter(|waited| recovery.may_start(*waited)) else {
             return Ok(());
         };
+        self.dead_path.back_off(now);
         let text = format!(
             "no data has been acknowledged for {} ms (FERRITE_STALL_MS)",
             waited.as_millis()

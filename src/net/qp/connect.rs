@@ -257,7 +257,8 @@ impl<'a> RailEnds<'a> {
 
     /// The path of a queue pair from its `local` end to its `far` one.
     fn path(&self, local: QpEnd, far: QpEnd, priority: Priority) -> Result<Path> {
-        let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid, priority)?;
+        let (gid, lid) = (&self.far.gid, self.far.lid);
+        let path = path_to(self.rail, self.local, gid, lid, priority, self.remote.failover)?;
         let path = Path { mtu: self.mtu, ..path };
         Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..path })
     }
@@ -372,7 +373,8 @@ pub fn with_hint(error: Error) -> Error {
 }
 
 /// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, for packets with
-/// `priority`. It lacks what differs by queue pair.
+/// `priority`. It lacks what differs by queue pair. Whether the peer `recovers` from faults decides
+/// the timeout.
 ///
 /// # Errors
 /// The GID table no longer has the local GID.
@@ -382,6 +384,7 @@ pub fn path_to(
     gid: &[u8; 16],
     lid: u16,
     priority: Priority,
+    recovers: bool,
 ) -> Result<Path> {
     let config = &rail.config;
     let route = match local.port.is_infiniband() {
@@ -400,7 +403,7 @@ pub fn path_to(
         service_level: priority.service_level,
         traffic_class: priority.traffic_class,
         flow_label: 0,
-        timeout: config.timeout,
+        timeout: config.timeout_to(recovers),
         retry_count: config.retry_count,
     })
 }

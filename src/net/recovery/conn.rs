@@ -46,6 +46,13 @@ const NOTE_EVERY: Duration = Duration::from_millis(200);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How often to probe the peer's device while the peer is suspected to be dead.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// A recovery that takes longer waits for a port or the peer, not for the commands of other
+/// recoveries.
+const STARTING_FOR: Duration = Duration::from_millis(500);
+/// A fault may end by itself: the port comes back, and the card sends again what was lost. For this
+/// long, a connection waits for that while many others begin to recover. A card sends again before,
+/// unless `NCCL_IB_TIMEOUT` is more than 18.
+const WAIT_TO_START: Duration = Duration::from_secs(2);
 /// The most batches of completions that are polled to find a failed queue pair. A connection with
 /// more is in use, and NCCL polls.
 const MOST_POLLS: u32 = 256;
@@ -64,6 +71,8 @@ pub struct ConnRecovery {
     start: Instant,
     /// Whether it is counted as recovering.
     is_recovering: AtomicBool,
+    /// Whether it is counted as having just begun to recover.
+    is_starting: AtomicBool,
     /// Whether its queue pairs are destroyed and not yet replaced, so that the peer waits.
     is_under_way: AtomicBool,
     /// No lane moves before this time, in milliseconds since `start`.
@@ -81,6 +90,9 @@ struct Work {
     machine: Recovery,
     /// Whether to check the end for messages that are not acknowledged.
     is_draining: bool,
+    /// Since when it has run although none of its rails can be used, as many others begin to
+    /// recover.
+    lacks_rails: Option<Time>,
     /// Since when the connection does not run.
     stopped: Option<Instant>,
     /// When to warn next that the connection does not run.
@@ -111,6 +123,7 @@ impl ConnRecovery {
         let work = Work {
             machine,
             is_draining: false,
+            lacks_rails: None,
             stopped: None,
             next_warning: None,
             noted: None,
@@ -128,6 +141,7 @@ impl ConnRecovery {
             job: OnceLock::new(),
             start: clock::now(),
             is_recovering: AtomicBool::new(false),
+            is_starting: AtomicBool::new(false),
             is_under_way: AtomicBool::new(false),
             next_move_ms: AtomicU64::new(0),
             in_use: Arc::clone(&work.rails.devices.in_use),
@@ -169,6 +183,21 @@ impl ConnRecovery {
         }
         warn_of_fault(&self.nic, &self.peer, cause);
         self.put(Input::Fault(cause.to_owned()))
+    }
+
+    /// Whether to recover now from a fault that was noticed `waited` ago and may end by itself. If
+    /// so, call [`Self::report`]. If not, look again later: the connection runs until then.
+    pub fn may_start(&self, waited: Duration) -> bool {
+        // Without a limit nothing shows later that a message was lost meanwhile.
+        let can_wait = waited < WAIT_TO_START && self.nic.config.stall_ms > 0;
+        if !can_wait || self.is_starting.load(Ordering::Relaxed) {
+            return true;
+        }
+        let may_start = self.workers.may_start();
+        if may_start && self.is_starting.swap(true, Ordering::Relaxed) {
+            self.workers.count_starting(false);
+        }
+        may_start
     }
 
     fn put(&self, input: Input) -> Result<()> {
@@ -245,6 +274,12 @@ impl ConnRecovery {
         let failed = self.in_use.lost(work.machine.rails());
         let lost = (work.machine.rails() - usable) | failed;
         if work.machine.is_running() && !lost.is_empty() {
+            let since = *work.lacks_rails.get_or_insert(now);
+            // On other rails it resumes before the port is back.
+            let can_wait = failed.is_empty() && (work.machine.rails() & usable).is_empty();
+            if can_wait && !self.may_start(now - since) {
+                return;
+            }
             self.peer.handle_fault();
             let cause = match failed.is_empty() {
                 true => format!(
@@ -256,6 +291,7 @@ impl ConnRecovery {
             warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         }
+        work.lacks_rails = None;
         work.machine.handle_usable(now, usable);
     }
 
@@ -409,10 +445,13 @@ impl ConnRecovery {
         warn_of_delay(&self.nic, &self.peer, &so_far);
     }
 
-    /// Counts the connection as recovering, or no longer.
-    fn count(&self, is_recovering: bool) {
+    /// Counts the connection as recovering, and as having just begun, or no longer.
+    fn count(&self, is_recovering: bool, is_starting: bool) {
         if self.is_recovering.swap(is_recovering, Ordering::Relaxed) != is_recovering {
             self.workers.count_recovering(is_recovering);
+        }
+        if self.is_starting.swap(is_starting, Ordering::Relaxed) != is_starting {
+            self.workers.count_starting(is_starting);
         }
     }
 
@@ -422,6 +461,9 @@ impl ConnRecovery {
         let mut next_step = None;
         loop {
             self.take_in(work, end)?;
+            if work.lacks_rails.is_some() && !work.machine.is_running() {
+                self.check_ports(work, end);
+            }
             if self.peer.is_lost() {
                 work.machine.handle_lost(self.now());
             }
@@ -462,7 +504,7 @@ impl ConnRecovery {
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = if work.machine.is_running() {
             work.stopped = None;
-            None
+            work.lacks_rails.map(|since| now + (self.now() - since).clamp(LOOK_EVERY, LOOK_SELDOM))
         } else {
             let stopped = *work.stopped.get_or_insert(now);
             Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
@@ -668,13 +710,13 @@ impl Job for ConnRecovery {
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
             work.new_qps.give_up();
-            self.count(false);
+            self.count(false, false);
             self.handle_gone();
             return None;
         }
         let looked = clock::now();
         let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());
-        if !work.machine.is_running() || !is_whole {
+        if !work.machine.is_running() || !is_whole || work.lacks_rails.is_some() {
             self.check_ports(&mut work, end);
         }
         let others = self
@@ -686,7 +728,9 @@ impl Job for ConnRecovery {
             work.rails.devices.permanent_loss().filter(|_| !work.machine.is_running());
         let outcome = permanent_loss.map_or_else(|| self.run_all(&mut work, end, looked), Err);
         self.is_under_way.store(work.machine.has_fenced(), Ordering::Relaxed);
-        self.count(outcome.is_ok() && !work.machine.is_running());
+        let is_recovering = outcome.is_ok() && !work.machine.is_running();
+        let has_just_begun = |begun| clock::now().saturating_duration_since(begun) < STARTING_FOR;
+        self.count(is_recovering, is_recovering && work.stopped.is_none_or(has_just_begun));
         match outcome {
             Ok(next) => next,
             Err(e) => {
@@ -709,13 +753,14 @@ impl Job for ConnRecovery {
     }
 
     fn handle_panic(&self) {
+        self.count(false, false);
         self.peer.fail("an internal error during the recovery of the connection");
     }
 }
 
 impl Drop for ConnRecovery {
     fn drop(&mut self) {
-        self.count(false);
+        self.count(false, false);
         if let Some(job) = self.job.get() {
             self.workers.remove(*job);
         }

@@ -269,7 +269,8 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     assert!(nics.len() >= rails);
     let mut nic = Nic::merge(&nics[..rails], true).expect("they may be merged");
     // The schedule runs the jobs, and looks for events.
-    nic.workers = Arc::new(Workers::new(0));
+    let most_starting = terms.recovers.map_or(0, |recovers| recovers.most_starting);
+    nic.workers = Arc::new(Workers::new(0, most_starting));
     if terms.recovers.is_some() {
         for card in nics.iter().flat_map(|nic| &nic.cards) {
             let watcher = Watcher::without_thread(&card.device().context, true);

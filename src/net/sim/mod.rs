@@ -290,6 +290,29 @@ fn recovery_without_a_fault_does_nothing() {
     });
 }
 
+/// The devices send again what was lost before the connection may begin to recover. Connections
+/// with another rail do not wait.
+#[test]
+fn a_connection_that_waits_to_recover_need_not_if_the_fault_ends_meanwhile() {
+    let (mut runs, mut recoveries) = (0, 0);
+    run_seeds(300, "soon over", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::soon_over);
+        assert!(outcome.is_all_delivered, "{outcome:?}");
+        (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
+    });
+    println!("{runs} runs: {recoveries} recoveries");
+    assert!(!is_sample(runs) || recoveries < runs / 4, "{runs} runs: {recoveries} recoveries");
+}
+
+/// Although nothing is sent that would stall.
+#[test]
+fn a_connection_waits_for_seconds_at_most_and_then_leaves_a_port_that_is_down() {
+    run_seeds(100, "a late fall", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::falls_late);
+        assert!(outcome.is_all_delivered && outcome.recoveries > 0, "{outcome:?}");
+    });
+}
+
 #[test]
 fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
     let (mut runs, mut recoveries, mut late, mut resent) = (0, 0, 0, 0);
@@ -348,7 +371,7 @@ fn requests_for_other_paths_while_control_connection_and_rails_come_and_go_end_w
         assert!(outcome.is_all_delivered, "{outcome:?}");
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
     });
-    assert!(!is_sample(runs) || recoveries > runs, "{runs} runs: {recoveries} recoveries");
+    assert!(!is_sample(runs) || recoveries > runs / 2, "{runs} runs: {recoveries} recoveries");
 }
 
 /// The control connection carries nothing: the queue pairs in use are not given up for better ones.

@@ -48,6 +48,8 @@ pub(super) struct Recovers {
     pub(super) give_up_s: u64,
     /// `FERRITE_STALL_MS`.
     pub(super) stall_ms: u64,
+    /// 0: many other connections of its process always begin to recover. 1: none does.
+    pub(super) most_starting: u32,
     /// The rails that the connection does not begin on, unless they are all.
     pub(super) left_out: RailMask,
 }

@@ -416,6 +416,8 @@ impl World {
         if has_faults || !recovery.healings.is_empty() || !is_open || !self.control.is_quiet() {
             return false;
         }
+        let counts = self.recovering().nics.each_ref().map(|nic| nic.workers.counts());
+        assert_eq!(counts, [(0, 0); 2], "connections are counted that do not recover any more");
         self.laws.is_all_delivered() && device::with(|fabric| fabric.is_whole(self.rails))
     }
 

@@ -73,7 +73,7 @@ impl Plan {
 
     fn of(faults: Vec<(When, Fault)>) -> Self {
         let left_out = RailMask::NONE;
-        let recovers = Recovers { give_up_s: 120, stall_ms: 60, left_out };
+        let recovers = Recovers { give_up_s: 120, stall_ms: 60, most_starting: 1, left_out };
         Self { faults, recovers, may_fail: false, is_quiet_until_back: false, is_hasty: false }
     }
 
@@ -92,6 +92,29 @@ impl Plan {
         let left_out = if random.one_in(4) { some_rails(random) } else { RailMask::NONE };
         let this = Self::of(faults);
         Self { recovers: Recovers { left_out, ..this.recovers }, ..this }
+    }
+
+    /// Ports fall for less than the devices' retries last, while many other connections begin to
+    /// recover.
+    pub(super) fn soon_over(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let faults = (0..1 + random.below(3)).map(|_| {
+            let (end, index) = (end(random), random.index(64));
+            let time = Duration::from_micros(20 + random.below(100));
+            (When::Step(random.below(last)), Fault::PortDown(end, index, time))
+        });
+        let this = Self::of(faults.collect());
+        let recovers = Recovers { most_starting: 0, stall_ms: 60_000, ..this.recovers };
+        Self { recovers, ..this }
+    }
+
+    /// A port falls for seconds when everything is delivered, while many other connections begin to
+    /// recover.
+    pub(super) fn falls_late(random: &mut Random, plan: &plan::Plan) -> Self {
+        let when = When::Step(100 * plan.messages.len() as u64 + 1000);
+        let fault = Fault::PortDown(end(random), random.index(64), Duration::from_secs(10));
+        let this = Self::of(vec![(when, fault)]);
+        Self { recovers: Recovers { most_starting: 0, ..this.recovers }, ..this }
     }
 
     /// Nothing fails, and the connection begins on some of its rails.

@@ -6,7 +6,7 @@ use super::ends::{Connection, End, Receiver, Sender};
 use super::fabric::{FLUSHED, MAX_RETRIES, Polls, Written};
 use super::faults::Fault;
 use super::laws::Laws;
-use super::plan::Plan;
+use super::plan::{Plan, Recovers};
 use super::recovery::{self, Recovering};
 use super::recovery_faults as recovered;
 use crate::error::Error;
@@ -89,8 +89,13 @@ pub(super) struct World {
 
 impl World {
     /// One whose ends recover from `faults`.
-    pub(super) fn with_recovery(random: Random, mut plan: Plan, faults: recovered::Plan) -> Self {
-        plan.terms.recovers = Some(faults.recovers);
+    pub(super) fn with_recovery(
+        mut random: Random,
+        mut plan: Plan,
+        faults: recovered::Plan,
+    ) -> Self {
+        let most_starting = if random.one_in(4) { 0 } else { faults.recovers.most_starting };
+        plan.terms.recovers = Some(Recovers { most_starting, ..faults.recovers });
         if !faults.recovers.left_out.is_empty() {
             plan.terms.ends.iter_mut().for_each(|(rails, _)| *rails = 2.max(*rails));
         }
