@@ -880,7 +880,7 @@ mod tests {
             HOST,
             "in 99 s",
             "The old queue pairs are not destroyed",
-            "Usable rails: 0, 1, 2 here, 0, 1, 2, 3 at the peer",
+            "Usable rails: 0, 1, 2 here, all at the peer, of 0, 1, 2, 3",
             "(status 12)",
         ] {
             assert!(delay.contains(part), "{part}: {delay}");

@@ -473,12 +473,14 @@ fn paths(between: &[RailAndPeerGid]) -> impl Iterator<Item = (u8, Ports)> {
     between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
 }
 
-/// For messages: why `paths` lose everything; one of them has a `trouble`. The first part is what a
-/// log shows of a long line.
+/// For messages: why `paths` lose everything; one of them has a `trouble`. There are none before an
+/// attempt connects. The first part is what a log shows of a long line.
 pub(super) fn likely(trouble: Option<&str>, paths: &[String]) -> String {
     let trouble = trouble.map(|trouble| format!("{trouble}, or ")).unwrap_or_default();
     let cause = Status::RETRY_EXCEEDED.cause();
-    format!(". Likely: {trouble}{cause}. From {}", paths.join(", from "))
+    let from =
+        if paths.is_empty() { String::new() } else { format!(". From {}", paths.join(", from ")) };
+    format!(". Likely: {trouble}{cause}{from}")
 }
 
 /// Packets larger than this many bytes are lost because of `cause`; the connection now uses smaller
@@ -492,5 +494,17 @@ fn warn_of_mtu(nic: &Nic, peer: &PeerState, cause: &str, bytes: u32) {
     match nic.notices.line("mtu", &text) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_paths_that_were_tried_if_there_are_any() {
+        let path = "mlx5_0:1 (GID fd00::1) to GID fd01::1".to_owned();
+        assert!(likely(None, std::slice::from_ref(&path)).ends_with(&format!(". From {path}")));
+        assert!(likely(None, &[]).ends_with(Status::RETRY_EXCEEDED.cause()));
     }
 }

@@ -1179,11 +1179,14 @@ impl Recovery {
             first if first == latest => String::new(),
             first => format!(". First failure: {first}"),
         };
+        // Of an attempt that has just begun, only why the one before ended is known.
+        let is_telling = attempts <= 1 || now.saturating_sub(self.pause) >= ANSWER_TIME;
+        let waited_for =
+            if is_telling { format!("{}. ", self.waited_for()) } else { String::new() };
         let text = format!(
-            "the connection could not be recovered within {seconds} s and {attempts} attempt(s). {}. {}. Latest failure: \
-             {latest}{first}",
+            "the connection could not be recovered within {seconds} s and {attempts} attempt(s). {}. {waited_for}Latest \
+             failure: {latest}{first}",
             self.usable_rails(),
-            self.waited_for(),
         );
         self.state = State::Failed;
         self.job.take_if(|(_, is_known)| !*is_known);
@@ -1237,7 +1240,10 @@ impl Recovery {
     /// For messages: the rails that each end can use.
     fn usable_rails(&self) -> String {
         let Self { all, own, peer, .. } = self;
-        format!("Usable rails: {own} here, {peer} at the peer, of {all}")
+        let [own, peer] =
+            [own, peer].map(|usable| if usable == all { "all".into() } else { usable.to_string() });
+        let of = if all.count() > 1 { format!(", of {all}") } else { String::new() };
+        format!("Usable rails: {own} here, {peer} at the peer{of}")
     }
 
     /// For messages: what this end waits for.
@@ -1247,6 +1253,7 @@ impl Recovery {
             State::Halted if self.job.is_some() => {
                 "The old queue pairs are not destroyed yet".into()
             }
+            State::Halted if self.waits_for_pause() => "The next attempt begins soon".into(),
             State::Halted if self.role == Role::Sender && !self.has_peer_halted => {
                 let is_answered = self.trouble.as_ref().is_some_and(|trouble| trouble.is_answered);
                 let what = if is_answered {
@@ -1261,7 +1268,7 @@ impl Recovery {
             }
             State::Halted => "No rail is usable at both ends".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingMissingList { .. } => {
-                format!("The peer has not answered yet, and has {limit} s")
+                format!("The peer has not answered yet (limit: {limit} s)")
             }
             State::Creating | State::Connecting | State::Resuming => {
                 "New queue pairs are being connected and tested".into()
