@@ -434,7 +434,7 @@ impl WrList {
         let from = self.sges.len();
         self.sges.extend_from_slice(sges);
         let range = from..self.sges.len();
-        self.set(|wr| wr.data = Data::Elements(range));
+        self.set_data(Data::Elements(range));
     }
 
     /// The work request that is made has a copy of these pieces as its data.
@@ -442,10 +442,16 @@ impl WrList {
         let from = self.inline.len();
         pieces.for_each(|piece| self.inline.extend_from_slice(piece));
         let range = from..self.inline.len();
-        self.set(|wr| {
-            wr.wr.send_flags |= send_flag::INLINE;
-            wr.data = Data::Inline(range);
-        });
+        self.set(|Wr { wr, .. }| wr.send_flags |= send_flag::INLINE);
+        self.set_data(Data::Inline(range));
+    }
+
+    /// It has this data, and had none before.
+    fn set_data(&mut self, data: Data) {
+        match self.requests.last_mut() {
+            Some(wr @ Wr { data: Data::None, .. }) => wr.data = data,
+            _ => self.fail(libc::EINVAL),
+        }
     }
 
     /// The work request that is made is a datagram; what names its receiver is in these fields.
@@ -465,10 +471,13 @@ impl WrList {
         self.error.get_or_insert(code);
     }
 
-    /// The requests with their elements, in order; an error if something is wrong with one.
+    /// The requests with their elements, in order; an error if something is wrong with one. Each
+    /// has its data, if only no elements: driver libraries leave out others without a word.
     pub(crate) fn finished(&self) -> Result<impl Iterator<Item = (&SendWr, Elements<'_>)>, i32> {
+        let has_data = |wr: &Wr| !matches!(wr.data, Data::None);
         match self.error {
             Some(code) => Err(code),
+            None if !self.requests.iter().all(has_data) => Err(libc::EINVAL),
             None => Ok(self.requests.iter().map(|wr| (&wr.wr, self.elements(&wr.data)))),
         }
     }

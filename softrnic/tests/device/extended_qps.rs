@@ -157,6 +157,7 @@ fn datagrams_are_made_so_too() {
         assert_eq!(b.memory[40..48], *b"datagram");
         start(a.qp);
         send(a.qp);
+        set_inline_data(a.qp, b"datagram".as_ptr(), 8);
         assert_eq!(complete(a.qp), libc::EINVAL, "no receiver");
     });
 }
@@ -172,6 +173,10 @@ fn a_list_with_something_wrong_is_not_posted() {
             name(qp, 1, SIGNALED);
             write(qp, rkey, to.addr);
         };
+        let write_nothing = || {
+            write(qp, rkey, to.addr);
+            set_sge_list(qp, 0, ptr::null());
+        };
         begin();
         abort(qp);
         begin();
@@ -186,13 +191,24 @@ fn a_list_with_something_wrong_is_not_posted() {
         begin();
         set_sge_list(qp, 5, [a.sge(0, 1); 5].as_ptr());
         assert_eq!(complete(qp), libc::EINVAL, "more elements than are granted");
+        begin();
+        write_nothing();
+        assert_eq!(complete(qp), libc::EINVAL, "the first has no data");
+        start(qp);
+        write_nothing();
+        write(qp, rkey, to.addr);
+        assert_eq!(complete(qp), libc::EINVAL, "the last has no data");
+        start(qp);
+        write_nothing();
+        set_inline_data(qp, b"once more".as_ptr(), 9);
+        assert_eq!(complete(qp), libc::EINVAL, "it has data already");
         start(qp);
         name(qp, 1, SIGNALED);
-        (0..33).for_each(|_| write(qp, rkey, to.addr));
+        (0..33).for_each(|_| write_nothing());
         assert_eq!(complete(qp), libc::ENOMEM, "one more than there is room for");
         assert!(a.poll().is_none() && a.state() == RTS);
         start(qp);
-        (0..32).for_each(|_| write(qp, rkey, to.addr));
+        (0..32).for_each(|_| write_nothing());
         assert_eq!(complete(qp), 0);
         assert_eq!(ids_of(&a, 32), [1; 32], "nothing of the others is left");
     });
