@@ -8,7 +8,7 @@ use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use testkit::port::OwnPort;
+use testkit::port::{OwnPort, accepted};
 
 /// Connects to the listener of `handle`, which is none, until that fails.
 fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> Result<Error> {
@@ -30,7 +30,7 @@ fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) 
     let to = Address::without_gids(port.address(), [5; 16]);
     let mut handle = Handle(to.emit());
     std::thread::scope(|scope| {
-        scope.spawn(move || play(socket.accept().expect("a client").0, to));
+        scope.spawn(move || play(accepted(&socket, "the plugin's call"), to));
         error_of(worker, &transport, &mut handle)
     })
 }

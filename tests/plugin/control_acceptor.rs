@@ -11,6 +11,7 @@ use nccl_net::testing::proto::handle::{Secret, Token};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::RawFd;
+use testkit::port::accepted;
 
 #[test]
 fn frames_may_come_in_any_pieces() {
@@ -225,7 +226,7 @@ impl Deaf {
 fn what_a_peer_would_not_take_is_sent_once_it_does() {
     let deaf = Deaf::new();
     let (first, second) = (deaf.reach([1; 16]), deaf.reach([2; 16]));
-    let (mut peer, _) = deaf.listener.accept().expect("a client");
+    let mut peer = accepted(&deaf.listener, "a client");
     second.send(Kind::Hello, Vec::new());
     let filled = Deaf::fill(&first);
     let start = Instant::now();
@@ -278,7 +279,7 @@ fn give_up_after(fd: RawFd, milliseconds: u32) {
 fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one() {
     let deaf = Deaf::new();
     let (first, second, third) = (deaf.reach([1; 16]), deaf.reach([2; 16]), deaf.reach([3; 16]));
-    let (_peer, _) = deaf.listener.accept().expect("a client");
+    let _peer = accepted(&deaf.listener, "a client");
     Deaf::fill(&first);
     let peers = [first, second].map(|stream| PeerState::new("the peer".into(), stream, false));
     let port = deaf.listener.local_addr().expect("an address").port();
@@ -294,7 +295,7 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
         );
     }
     let again = deaf.reach([4; 16]);
-    let (mut new, _) = deaf.listener.accept().expect("a second control connection");
+    let mut new = accepted(&deaf.listener, "a second control connection");
     again.send(Kind::Hello, Vec::new());
     // Two resumptions, and the hello: a kernel resets a connection that is closed with something
     // unread.

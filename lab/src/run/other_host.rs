@@ -136,8 +136,12 @@ impl OtherHost {
             (Reply::Started, Some(control), Some(peer)) => {
                 Ok(SocketsToHost { control, peer, fabric })
             }
+            (Reply::Started, None, _) => {
+                Err(self.problem("the connection that controls its process has not come"))
+            }
+            (Reply::Started, ..) => Err(self.problem("the connection of its process has not come")),
             (Reply::Failed(why), ..) => Err(self.problem(&why)),
-            _ => Err(self.problem("it has not connected as it should")),
+            (Reply::Files(_), ..) => Err(self.problem("it does not say whether it has started")),
         }
     }
 
@@ -503,8 +507,12 @@ pub(super) enum Kind {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::fs::OpenOptions;
+    use std::net::{Shutdown, TcpStream};
+    use std::os::unix::fs::OpenOptionsExt;
     use std::process::Command;
+
+    use testkit::{port, wait_until};
 
     use super::*;
 
@@ -550,22 +558,72 @@ mod tests {
         assert_eq!(obstacle(&here, &paths), None);
     }
 
-    /// It may have been interrupted too, and be gone.
-    #[test]
-    fn after_an_interrupt_it_does_not_matter_that_the_other_host_is_gone() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let stream =
-            TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
-        stream.shutdown(Shutdown::Both).expect("it is connected");
-        let gone = OtherHost {
+    /// The host n1, and its end of the connection to it.
+    fn other_host(sources: Vec<Source>) -> (OtherHost, TcpStream) {
+        let listener = port::listener();
+        let address = listener.local_addr().expect("its address");
+        let stream = TcpStream::connect(address).expect("connected");
+        let there = port::accepted(&listener, "the connection to the host");
+        let host = OtherHost {
             listener,
             token: "t".into(),
-            sources: Vec::new(),
+            sources,
             files: Vec::new(),
             facts: facts("n1"),
             conn: Mutex::new(LineConn::new(stream)),
             next: AtomicU64::new(0),
         };
+        (host, there)
+    }
+
+    /// It says that it has started its process.
+    #[test]
+    fn a_connection_of_the_other_host_that_does_not_come_is_named() {
+        for (kinds, missing) in [
+            (&[][..], "the connection that controls its process has not come"),
+            (&[Kind::Peer], "the connection that controls its process has not come"),
+            (&[Kind::Control], "the connection of its process has not come"),
+        ] {
+            let source = Source::stock("/no/libnccl.so.2");
+            let (host, there) = other_host(vec![source.clone()]);
+            let place = host.listener.local_addr().expect("its address").to_string();
+            let far = std::thread::spawn(move || {
+                let mut session =
+                    Session { place: &place, token: "t", conn: LineConn::new(there), pages: None };
+                let Request::Start(start) = session.receive().expect("a request") else {
+                    panic!("it is to start")
+                };
+                for kind in kinds {
+                    drop(session.connect(start.number, *kind).expect("connected"));
+                }
+                session.reply(&Reply::Started).expect("said");
+            });
+            let job = Job {
+                source,
+                peer: None,
+                beside: None,
+                verbs: Verbs::System,
+                devices: [None; 2],
+                fused: false,
+                variables: Vec::new(),
+                streams: 1,
+                tasks: Vec::new(),
+            };
+            let started = host.start(&job, &[], Duration::ZERO, false);
+            far.join().expect("no panic");
+            let said = started.map(drop).expect_err("a connection is missing").to_string();
+            assert_eq!(said, format!("the other host, n1: {missing}"));
+        }
+    }
+
+    /// It may have been interrupted too, and be gone.
+    #[test]
+    fn after_an_interrupt_it_does_not_matter_that_the_other_host_is_gone() {
+        let (mut gone, _there) = other_host(Vec::new());
+        let stream = TcpStream::connect(gone.listener.local_addr().expect("its address"));
+        let stream = stream.expect("connected");
+        stream.shutdown(Shutdown::Both).expect("it is connected");
+        gone.conn = Mutex::new(LineConn::new(stream));
         assert!(
             gone.end(false).is_err_and(|problem| problem
                 .to_string()
@@ -611,20 +669,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let library = folder.path().join("libnccl.so.2");
         assert!(Command::new("mkfifo").arg(&library).status().expect("mkfifo").success());
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        listener.set_nonblocking(true).expect("a socket");
+        let listener = port::listener();
         let place = listener.local_addr().expect("its address").to_string();
         let part =
             HostPart { sources: vec![Source::stock(&library)], verbs: Verbs::System, pin: false };
         let host = std::thread::spawn(move || take_part(&place, "t", Duration::ZERO, Ok(part)));
-        // This waits until the host reads, and the host reads until this is closed.
-        let writer =
-            std::fs::OpenOptions::new().write(true).open(&library).expect("the host reads");
+        // There is a writer as soon as the host reads, and the host reads until this is closed.
+        let mut for_writing = OpenOptions::new();
+        for_writing.write(true).custom_flags(libc::O_NONBLOCK);
+        let writer = wait_until("the host to read the library", || for_writing.open(&library).ok());
         let called = listener.accept();
         drop(writer);
         assert!(called.is_err_and(|problem| problem.kind() == std::io::ErrorKind::WouldBlock));
-        listener.set_nonblocking(false).expect("a socket");
-        drop(listener.accept().expect("it calls when it has read"));
+        drop(port::accepted(&listener, "the host's call when it has read"));
         let ended = host.join().expect("no panic").map_err(|problem| problem.to_string());
         assert!(ended.as_ref().is_err_and(|words| words.contains("the server at")), "{ended:?}");
     }

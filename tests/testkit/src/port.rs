@@ -1,5 +1,7 @@
 //! TCP ports on the loopback interface: listened at, held, and without an answer.
 
+use crate::wait::wait_until;
+use std::fmt::Display;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,6 +12,18 @@ pub fn listener() -> TcpListener {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket can be made non-blocking");
     listener
+}
+
+/// The next client of `listener`, whose `accept` does not block from now on. Fails with the name
+/// `what` if none comes.
+#[track_caller]
+pub fn accepted(listener: &TcpListener, what: impl Display) -> TcpStream {
+    listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+    wait_until(what, || match listener.accept() {
+        Ok((client, _)) => Some(client),
+        Err(problem) if problem.kind() == io::ErrorKind::WouldBlock => None,
+        Err(problem) => panic!("no client can be accepted: {problem}"),
+    })
 }
 
 /// A port of 127.0.0.1 that nobody else can take as long as this is there. It refuses connections

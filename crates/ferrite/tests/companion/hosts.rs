@@ -10,6 +10,7 @@ use lab::pair::PairPermit;
 use lab::results::record::Record;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use testkit::port::accepted;
 use testkit::{Scratch, program};
 
 /// `ferrite compare` of the loopback with a stand-in for NCCL.
@@ -239,7 +240,7 @@ fn a_server_that_goes_away_or_wants_what_it_may_not_have_ends_the_host_in_words(
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let place = listener.local_addr().expect("its address").to_string();
         let talk = std::thread::spawn(move || {
-            let (mut host, _) = listener.accept().expect("it comes");
+            let mut host = accepted(&listener, "the host");
             BufReader::new(host.try_clone().expect("twice"))
                 .read_line(&mut String::new())
                 .expect("its hello");
