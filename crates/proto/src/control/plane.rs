@@ -1175,6 +1175,10 @@ impl ControlPlane {
 //
 // If the peer's address has gone with its process, as with a pod, no host refuses. Then a closed
 // control connection shows that it is dead, if neither port nor device has answered since.
+//
+// A port that accepts and stays silent shows nothing. Another process may have the port of a dead
+// one, but a stopped process looks the same. Its device acknowledges probes, but there are none
+// while a connection recovers. So the recovery's time limit decides.
 impl ControlPlane {
     /// The peer's device has acknowledged or sent something, while the peer of `id` was suspected
     /// to be dead.

@@ -36,6 +36,35 @@ fn an_attempt_that_is_closed_before_it_is_answered_is_a_failed_one() {
     assert!(two.near.streams[&near].phase == Phase::Established);
 }
 
+/// The peer's process is stopped, and its device is not asked: the connection recovers. It resumes
+/// when the process runs again.
+#[test]
+fn a_port_that_accepts_and_stays_silent_is_no_death_however_long_it_does() {
+    for end in [End::Closed, End::Lost("a test".into())] {
+        let mut two = Two::new(&[TOKEN]);
+        let (near, _) = two.established(TOKEN, [1; 16]);
+        let (conn, far_conn) = two.wire.take().expect("it stands");
+        two.far.handle_end(two.now, far_conn, end.clone());
+        two.near.handle_end(two.now, conn, end.clone());
+        two.now = two.near.poll_timeout().expect("it dials again");
+        two.near.handle_timeout(two.now);
+        two.connect();
+        let until = two.now + Duration::from_secs(3600);
+        while let Some(due) = two.near.poll_timeout().filter(|due| *due <= until) {
+            two.now = due;
+            two.near.handle_timeout(due);
+            assert_eq!(two.events(), None, "it waits for the answer: {end:?}");
+        }
+        two.now = until;
+        let is_open =
+            |change: &PeerChange| matches!(change, PeerChange::Lost(_) | PeerChange::Doubted);
+        let changes = two.changes(0);
+        assert!(changes.iter().all(|(_, change)| is_open(change)), "{end:?}: {changes:?}");
+        two.pass();
+        assert_eq!(two.changes(0), [(near, PeerChange::Back)], "{end:?}");
+    }
+}
+
 /// A stream that was not asked for has no peer any more when its control connection is closed.
 #[test]
 fn a_stream_whose_control_connection_is_closed_in_order_has_lost_its_peer() {
