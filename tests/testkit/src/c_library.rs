@@ -1,6 +1,7 @@
 //! Shared objects that a test compiles from C.
 
 use crate::unique::unique_name;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +18,12 @@ pub fn shared_object(folder: &str, source: &Path, flags: &[&str]) -> PathBuf {
     let target = Path::new(folder).join(format!("lib{stem}-{:016x}.so", hash.finish()));
     let time = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
     let tests = std::env::current_exe().expect("the tests are a file");
+    // Others may compile it now. Who has loaded it must not find another file in its place.
+    let lock = File::create(target.with_extension("lock")).expect("a file beside it");
+    lock.lock().expect("it can be locked");
     if time(&target) > time(&tests) {
         return target;
     }
-    // Others may compile it now: each in a file of its own, and all are alike.
     let fresh = target.with_extension(unique_name("so"));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"]).arg(&fresh).arg(source).args(flags);
@@ -37,6 +40,24 @@ pub fn shared_object(folder: &str, source: &Path, flags: &[&str]) -> PathBuf {
 mod tests {
     use super::*;
     use crate::Scratch;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn who_needs_it_at_the_same_time_gets_the_same_file() {
+        let folder = Scratch::new();
+        let source = folder.join("one.c");
+        std::fs::write(&source, "int one(void) { return 1; }\n").expect("written");
+        let into = folder.path().to_str().expect("text");
+        let number = || {
+            let object = shared_object(into, &source, &[]);
+            object.metadata().expect("it is there").ino()
+        };
+        let numbers: Vec<u64> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(number)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert_eq!(numbers, [number(); 4]);
+    }
 
     #[test]
     fn a_file_is_compiled_once_with_the_same_flags() {
