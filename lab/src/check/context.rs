@@ -306,6 +306,26 @@ pub(super) fn open_files_and_threads() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
+/// Waits until this process has no more files and threads than `before`. A thread may take up to
+/// `limit` to end, and one that was there before may have ended meanwhile.
+///
+/// # Errors
+/// [`Error::Contract`] with both counts.
+pub(super) fn no_more_than(before: (usize, usize), limit: Duration) -> Result<()> {
+    let mut now = before;
+    within(SETTLED, || {
+        now = open_files_and_threads();
+        Ok((now.0 <= before.0).then_some(()))
+    })?;
+    ensure!(now.0 <= before.0, "{before:?} files and threads before, {now:?} after");
+    let settled = within(limit, || {
+        now = open_files_and_threads();
+        Ok((now.1 <= before.1).then_some(()))
+    })?;
+    ensure!(settled.is_some(), "{before:?} files and threads before, {now:?} after");
+    Ok(())
+}
+
 /// The software device of this process's fabric.
 #[derive(Debug, Clone)]
 pub(super) struct Softrnic {

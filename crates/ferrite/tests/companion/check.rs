@@ -51,7 +51,7 @@ const MISDEEDS: &[(&str, &str, &str)] = &[
     ("slow-close", "53", "an abort "),
     ("mute", "55", "is not logged with the device"),
     ("last-byte", "56", "byte 49999 of 50000"),
-    ("leak", "57", "after them"),
+    ("leak", "57", "files and threads before"),
 ];
 
 const PARTS: [&str; 3] = ["softrnic/libibverbs.so.1", "bin/softrnic", "lib/libnccl-net.so"];
@@ -106,7 +106,7 @@ fn results_are_written_for_programs() {
         stdout.contains(" 1  abi-layout                  pass  ncclNetPlugin_v8: 152 bytes"),
         "{stdout}"
     );
-    assert!(stdout.ends_with(": 2 checks, 1 passed, 0 failed, 1 skipped, 0 s\n"), "{stdout}");
+    assert!(stdout.contains(": 2 checks, 1 passed, 0 failed, 1 skipped, "), "{stdout}");
     let xml = std::fs::read_to_string(&junit).expect("it was written");
     assert!(xml.contains("tests=\"2\" failures=\"0\" skipped=\"1\""), "{xml}");
     let json: serde_json::Value =

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Point, RANK0_ONLY, SOON, code, connect_locally, open_files_and_threads,
-    within,
+    BOTH_RANKS, Context, Point, RANK0_ONLY, SETTLED, SOON, code, connect_locally, no_more_than,
+    open_files_and_threads, within,
 };
 use crate::check::ensure;
 use crate::check::points::connection::{connect_raw, rule};
@@ -127,16 +127,12 @@ fn reload(ctx: &mut Context<'_>) -> Result<StepResult> {
     let file = ctx.job.source.file().to_path_buf();
     // The loader's own caches are made at the first time.
     let before = open_files_and_threads();
-    let mut after = before;
     for _ in 0..2 {
         SharedObject::open(&file)?.close();
-        after = open_files_and_threads();
     }
-    ensure!(
-        after == before,
-        "{before:?} files and threads before, {after:?} after being unloaded twice"
-    );
-    Ok(StepResult::passed(format!("{} files and {} threads before and after", after.0, after.1)))
+    no_more_than(before, SETTLED)?;
+    let (files, threads) = before;
+    Ok(StepResult::passed(format!("{files} files and {threads} threads before and after")))
 }
 
 /// As a tuner's probe does while the transport runs: its own reference is given back, the code has
@@ -149,11 +145,7 @@ fn reload_in_use(ctx: &mut Context<'_>) -> Result<StepResult> {
     for _ in 0..2 {
         SharedObject::open(&file)?.close();
     }
-    ensure!(
-        open_files_and_threads() == before,
-        "{before:?} files and threads before, {:?} after",
-        open_files_and_threads()
-    );
+    no_more_than(before, SETTLED)?;
     ensure!(transport.devices()? == count, "the devices are others than before");
     let file = ctx.job.source.file();
     if !matches!(ctx.job.source, Source::Plugin { .. }) {
@@ -171,7 +163,7 @@ fn reload_in_use(ctx: &mut Context<'_>) -> Result<StepResult> {
 fn init_again(ctx: &mut Context<'_>) -> Result<StepResult> {
     let raw = ctx.raw()?;
     let first = raw.devices();
-    let threads = open_files_and_threads().1;
+    let before = open_files_and_threads();
     ensure!(
         raw.init() == 0 && raw.devices() == first,
         "a second init changes the devices or fails"
@@ -183,10 +175,7 @@ fn init_again(ctx: &mut Context<'_>) -> Result<StepResult> {
         (code, devices) == (0, first),
         "init in another thread: code {code}, devices {devices:?}, not {first:?}"
     );
-    // A thread may take a moment to vanish.
-    std::thread::sleep(Duration::from_millis(5));
-    let more = open_files_and_threads().1;
-    ensure!(more <= threads, "{threads} threads after the first init, {more} after the third");
+    no_more_than(before, SETTLED)?;
     Ok(StepResult::passed(format!("three times, by two threads: {} devices", first.1)))
 }
 
