@@ -93,6 +93,9 @@ struct Common {
     /// The longest time that it may take; s [default: 60; `bench`: 10]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
+    /// The most sets: for tests, whose machine may be slow
+    #[arg(long, value_name = "N", hide = true, default_value_t = usize::MAX)]
+    sets: usize,
     /// Connections that are set up at once, for the time of set-up
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
@@ -214,8 +217,15 @@ impl Common {
         scope: Scope,
         command: Vec<String>,
     ) -> CompareRequest {
-        let devices = self.devices.devices();
-        CompareRequest { sources, variables: Default::default(), verbs, devices, scope, command }
+        CompareRequest {
+            sources,
+            variables: Default::default(),
+            verbs,
+            devices: self.devices.devices(),
+            scope,
+            most_sets: self.sets,
+            command,
+        }
     }
 
     fn run(&self, request: &CompareRequest, other: Option<Arc<OtherHost>>) -> Result<Exit> {

@@ -41,6 +41,8 @@ pub(crate) struct CompareRequest {
     pub(crate) devices: [Option<usize>; 2],
     /// What, and how long.
     pub(crate) scope: Scope,
+    /// After so many sets it ends in any case.
+    pub(crate) most_sets: usize,
     /// The command line, for the record.
     pub(crate) command: Vec<String>,
 }
@@ -165,7 +167,10 @@ fn measure(
     let mut open = request.scope.rows();
     let mut so_far = String::from("connecting both sides");
     let mut longest = Duration::ZERO;
-    while !open.is_empty() && (sets.is_empty() || Instant::now() + longest < end) {
+    while !open.is_empty()
+        && sets.len() < request.most_sets
+        && (sets.is_empty() || Instant::now() + longest < end)
+    {
         let begin = Instant::now();
         let seed = word(chance, sets.len() as u64);
         let set = one(request, runner, (sides, &open), seed, &mut |_| progress.tell(&so_far));

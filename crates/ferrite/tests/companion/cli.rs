@@ -14,10 +14,10 @@ use testkit::{Scratch, program};
 
 use crate::common::{fake_nccl, ferrite, loopback, run, shared_object, words};
 
-/// A run of seconds, without any NIC.
-const FAST: &str = "--seconds 1 --sizes 8 --connections 2";
+/// A run that measures once, without any NIC.
+const FAST: &str = "--sets 1 --seconds 600 --sizes 8 --connections 2";
 /// The same where something ends the run early, however slow the machine is until then.
-const ENDS_EARLY: &str = "--sizes 8 --connections 2";
+const ENDS_EARLY: &str = "--seconds 600 --sizes 8 --connections 2";
 
 /// The loopback, wrong in the way that `fault` names.
 fn bench(fault: &str) -> (i32, String, String) {
@@ -194,8 +194,7 @@ fn compare_with_itself(line: &str) -> (i32, String, String) {
 
 #[test]
 fn a_comparison_writes_its_report() {
-    let ((code, stdout, stderr), folder) =
-        compare(&loopback(), "--seconds 2 --sizes 8 --connections 2");
+    let ((code, stdout, stderr), folder) = compare(&loopback(), FAST);
     assert_eq!(code, 3, "{stdout}{stderr}");
     assert!(stdout.starts_with("UNDECIDED in 5 of 5 groups; worse nowhere\n"), "{stdout}");
     for words in [
@@ -212,7 +211,7 @@ fn a_comparison_writes_its_report() {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
     assert_eq!((record.schema.as_str(), record.complete), ("ferrite-run/3", true));
-    assert!(!record.sets.is_empty());
+    assert_eq!(record.sets.len(), 1);
     for metric in Metric::ALL {
         let row =
             record.rows.iter().find(|row| row.key.metric == *metric).expect("it was measured");
@@ -242,7 +241,7 @@ fn a_comparison_writes_its_report() {
 /// One file twice, which the loader would take for one library.
 #[test]
 fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
-    let (code, stdout, stderr) = compare_with_itself("--seconds 10");
+    let (code, stdout, stderr) = compare_with_itself("--sets 4 --seconds 600");
     assert!(code == 0 || code == 3, "{stdout}{stderr}");
     assert!(stdout.contains("A = B = Loopback 0.0.1, the same file"), "{stdout}");
     assert!(!stdout.contains("WORSE") && !stdout.contains("BETTER"), "{stdout}");
@@ -251,7 +250,7 @@ fn a_library_is_compared_with_itself_and_nothing_is_claimed() {
 /// A transport may read a variable for the first time when it sends.
 #[test]
 fn a_variable_of_one_side_is_there_in_each_call_of_this_side_and_in_no_other() {
-    let line = "--set-a LOOPBACK_SIDE=a --set-b LOOPBACK_SIDE=b --seconds 3";
+    let line = "--set-a LOOPBACK_SIDE=a --set-b LOOPBACK_SIDE=b --sets 3 --seconds 600";
     let (code, stdout, stderr) = compare_with_itself(line);
     assert!(code == 0 || code == 3, "{stdout}{stderr}");
 }
@@ -288,8 +287,7 @@ fn a_side_that_dies_in_the_middle_leaves_a_report() {
     let counted = Scratch::new();
     let count = counted.join("count");
     let sets = format!("--set-b LOOPBACK_FAULT=late --set-b LOOPBACK_FILE={}", count.display());
-    let ((code, stdout, stderr), folder) =
-        compare(&loopback(), &format!("--sizes 8 --connections 2 {sets}"));
+    let ((code, stdout, stderr), folder) = compare(&loopback(), &format!("{ENDS_EARLY} {sets}"));
     assert_eq!(code, 2, "{stdout}{stderr}");
     assert!(stdout.starts_with("ENDED EARLY; until then: "), "{stdout}");
     for words in ["ferrite: B = ", "SIGKILL", "measured until then: "] {
@@ -303,9 +301,13 @@ fn a_side_that_dies_in_the_middle_leaves_a_report() {
 /// One that is slower than the time that was given.
 #[test]
 fn a_side_that_is_too_slow_is_named() {
-    let plugin = shared_object("loopback", &["-DSLOW=1000000"]);
-    let outcome = compare(&plugin, FAST).0;
-    invalid(outcome, &["ferrite: B = ", "the time was over"]);
+    let (slow, plugin) = (shared_object("loopback", &["-DSLOW=1000000"]), loopback());
+    let (slow, plugin, report) = (slow.display(), plugin.display(), Scratch::new());
+    let line = format!(
+        "compare --against {slow} --plugin {plugin} --verbs system --seconds 1 --report {}",
+        report.display()
+    );
+    invalid(run(&line, &[]), &["ferrite: A = ", "the time was over"]);
 }
 
 #[test]

@@ -132,7 +132,10 @@ fn the_report_of_measurements_tells_what_messages_cost() {
     let path = |part: &str| dist.join(part).display().to_string();
     let (plugin, softrnic, report) =
         (path(PARTS[0]), path("softrnic"), folder.path().display().to_string());
-    let short = ["--seconds", "1", "--sizes", "8", "--connections", "1", "--report", &report];
+    let short = [
+        "--sets", "1", "--seconds", "600", "--sizes", "8", "--connections", "1", "--report",
+        &report,
+    ];
     let all = [&["bench", "--plugin", &plugin, "--softrnic", &softrnic][..], &short].concat();
     let (code, stdout, stderr) = ferrite(&all, &[("FERRITE_LANES", "2")]);
     assert_eq!(code, 0, "{stdout}{stderr}");

@@ -20,7 +20,7 @@ use crate::common::{
     cached_nccl, dist, fake_nccl, ferrite, loopback, run, setting, shared_object, stock_nccl,
 };
 
-const FAST: &str = "--seconds 2 --timeout 60 --sizes 8,64K --connections 10";
+const FAST: &str = "--sets 1 --seconds 600 --timeout 60 --sizes 8,64K --connections 10";
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
