@@ -158,12 +158,20 @@ fn try_pair(from: &Host, i: usize, to: &Host, j: usize, slice: Duration) -> Resu
     };
     transfer(MESSAGE, 16, 8, true)?;
     let short = transfer(MESSAGE, 64, 8, false)?;
-    let count =
-        (slice.as_secs_f64() / (short.seconds / 64.0).max(1e-6)).clamp(16.0, 65_536.0) as u32;
+    let count = count_within(slice, short.seconds / 64.0, 65_536);
     let long = transfer(MESSAGE, count, 8, false)?;
-    let small = transfer(8, 1000, 1, false)?;
+    let few = transfer(8, FEWEST, 1, false)?;
+    let small = transfer(8, count_within(slice, few.seconds / f64::from(FEWEST), 1000), 1, false)?;
     let gbps = f64::from(count) * MESSAGE as f64 * 8.0 / long.seconds.max(1e-9) / 1e9;
     Ok(Speed { gbps, p50_us: small.p50_us, p99_us: small.p99_us })
+}
+
+/// Messages of a measurement, at least.
+const FEWEST: u32 = 16;
+
+/// How many messages, of so many seconds each, fill `slice`; no more than `most`.
+fn count_within(slice: Duration, seconds: f64, most: u32) -> u32 {
+    (slice.as_secs_f64() / seconds.max(1e-6)).clamp(f64::from(FEWEST), f64::from(most)) as u32
 }
 
 /// Asks both at once; what the first one has measured. Both are heard, so that no reply is left.
@@ -203,6 +211,14 @@ pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A host that answers too late has failed: slow messages are few.
+    #[test]
+    fn a_measurement_has_as_many_messages_as_fill_its_time_within_limits() {
+        let slice = Duration::from_millis(100);
+        let counts = [0.0, 5e-6, 1e-3, 0.04].map(|seconds| count_within(slice, seconds, 1000));
+        assert_eq!(counts, [1000, 1000, 100, FEWEST]);
+    }
 
     #[test]
     fn every_pair_meets_once_and_no_host_twice_in_a_round() {
