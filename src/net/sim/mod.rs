@@ -304,6 +304,14 @@ fn a_connection_that_waits_to_recover_need_not_if_the_fault_ends_meanwhile() {
     assert!(!is_sample(runs) || recoveries < runs / 4, "{runs} runs: {recoveries} recoveries");
 }
 
+#[test]
+fn a_connection_does_not_wait_to_recover_if_another_rail_works_that_it_does_not_use() {
+    run_seeds(100, "another rail", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::has_another);
+        assert!(outcome.is_all_delivered && outcome.before_back > 0, "{outcome:?}");
+    });
+}
+
 /// Although nothing is sent that would stall.
 #[test]
 fn a_connection_waits_for_seconds_at_most_and_then_leaves_a_port_that_is_down() {

@@ -64,6 +64,8 @@ pub(super) struct Recovering {
     listed: u32,
     pub(super) failures: [Option<String>; 2],
     recoveries: u32,
+    /// Those before the last port came back.
+    before_back: u32,
     late_packets: u32,
     resent: u32,
     is_quiet_until_back: bool,
@@ -163,6 +165,7 @@ impl Recovering {
             listed: 0,
             failures: [None, None],
             recoveries: 0,
+            before_back: 0,
             late_packets: 0,
             resent: 0,
             is_quiet_until_back: plan.is_quiet_until_back,
@@ -192,6 +195,7 @@ impl World {
             is_all_delivered: self.laws.is_all_delivered(),
             failures: recovery.failures.clone(),
             recoveries: recovery.recoveries,
+            before_back: recovery.before_back,
             late_packets: recovery.late_packets,
             resent: recovery.resent,
             polled: device::with(|fabric| fabric.polled),
@@ -439,6 +443,7 @@ impl World {
         let qps = recovery.set_up.1;
         match healing {
             Healing::Port(end, rail) => {
+                recovery.before_back = recovery.recoveries;
                 device::with(|fabric| fabric.set_port(end.device(rail), true));
             }
             Healing::Cut(end, rail) => {

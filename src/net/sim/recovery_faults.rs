@@ -108,6 +108,17 @@ impl Plan {
         Self { recovers, ..this }
     }
 
+    /// The port of the only rail in use falls for less time than a connection waits, while many
+    /// other connections begin to recover. Other rails work.
+    pub(super) fn has_another(random: &mut Random, plan: &plan::Plan) -> Self {
+        let when = When::Step(random.below(200 * plan.messages.len() as u64));
+        let fault = Fault::PortDown(End::Sender, 0, Duration::from_millis(1500));
+        let left_out = RailMask::first(super::fabric::DEVICES as u8) - RailMask::only(0);
+        let this = Self::of(vec![(when, fault)]);
+        let recovers = Recovers { most_starting: 0, stall_ms: 60_000, left_out, ..this.recovers };
+        Self { recovers, ..this }
+    }
+
     /// A port falls for seconds when everything is delivered, while many other connections begin to
     /// recover.
     pub(super) fn falls_late(random: &mut Random, plan: &plan::Plan) -> Self {

@@ -41,6 +41,8 @@ pub(super) struct Outcome {
     /// were late, how many messages were sent again, and how many steps the run has taken.
     pub(super) failures: [Option<String>; 2],
     pub(super) recoveries: u32,
+    /// Those before the last port came back.
+    pub(super) before_back: u32,
     pub(super) late_packets: u32,
     pub(super) resent: u32,
     /// Whether completions were read one after the other, or polled in batches.
