@@ -1,8 +1,8 @@
 //! The scenarios: which faults, when, over how many ports.
 //!
-//! Times are scaled: the retries of a queue pair last half a second ([`RETRIES`]), not the transports'
-//! 8.6 s (NCCL up to 2.22, Ferrite) or 34 s, so an outage of three seconds stands for one of
-//! minutes.
+//! Times are scaled: the retries of a queue pair last half a second ([`RETRIES`]), not the
+//! transports' 8.6 s (NCCL up to 2.22, Ferrite) or 34 s, so an outage of three seconds stands for
+//! one of minutes.
 
 use std::fmt;
 use std::time::Duration;

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 /// The most threads. They mostly wait for the kernel and for devices.
 const MAX_THREADS: usize = 4;
-/// The most connections of a process that begin to recover at once, if they can wait. A card carries
-/// out one command after the other, and those of fewer keep it busy.
+/// The most connections of a process that begin to recover at once, if they can wait. A card
+/// carries out one command after the other, and those of fewer keep it busy.
 const MOST_STARTING: u32 = 64;
 /// How long an idle thread stays.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);

@@ -275,7 +275,7 @@ impl ConnRecovery {
         let lost = (work.machine.rails() - usable) | failed;
         if work.machine.is_running() && !lost.is_empty() {
             let since = *work.lacks_rails.get_or_insert(now);
-            // On other rails it resumes before the port is back, also on some that it has not run on.
+            // On other rails it resumes before the port is back, also on those it does not use now.
             let others = work.machine.rails() | work.machine.usable_by_peer();
             let can_wait = failed.is_empty() && (others & usable).is_empty();
             if can_wait && !self.may_start(now - since) {
