@@ -20,8 +20,11 @@ class Nccl:
 
     def function(self, name: str, result: Any, *arguments: Any) -> Any:
         """The C++ function `name`, whatever its parameters are called in the symbol; parts split off by the compiler do not count."""
-        begin = f"_Z{len(name)}{name}"
-        found = [symbol for symbol in self._symbols if symbol.startswith(begin) and "." not in symbol]
+        symbols = [symbol for symbol in self._symbols if "." not in symbol]
+        for begin in (f"_Z{len(name)}{name}", f"_ZL{len(name)}{name}"):  # of the library, of one file
+            found = [symbol for symbol in symbols if symbol.startswith(begin)]
+            if found:
+                break
         if len(found) != 1:
             raise LookupError(f"{name}: {len(found)} symbols")
         return ctypes.CFUNCTYPE(result, *arguments)(self._base + self._symbols[found[0]])
