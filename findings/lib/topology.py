@@ -44,9 +44,9 @@ def _write(address: int, value: int) -> int:
 
 
 class Topology:
-    """If NCCL fuses some devices, the plugin agrees."""
+    """If NCCL fuses some devices, the plugin agrees; with `same_card`, only if they have one GUID."""
 
-    def __init__(self, library: str, devices: list[Device]) -> None:
+    def __init__(self, library: str, devices: list[Device], same_card: bool = False) -> None:
         self._nccl, self._devices = Nccl(library), list(devices)
         fused, given = -1, len(devices)
         names = [device.name.encode() for device in devices]
@@ -66,6 +66,8 @@ class Topology:
         def fuse(number: int, parts: int) -> int:
             count, *rest = (INT * 5).from_address(parts)
             members = [self._devices[part] for part in rest[:count]]
+            if same_card and any(one.guid != members[0].guid for one in members):
+                return 5
             name, speed = "+".join(one.name for one in members), sum(one.speed for one in members)
             self._devices.append(Device(name, members[0].guid, speed=speed, path=members[0].path, parts=rest[:count]))
             names.append(name.encode())
