@@ -6,7 +6,7 @@
 #   nothing else: the port of 25 Gb/s is one of 100 Gb/s to NCCL, with the first one's GUID. NCCL_DEBUG=WARN shows nothing. Two more
 #   properties are not what they seem. A latency, although a float, loses its fraction, so that 0.9 us is 0. A speed of 0 or less is 10 Gb/s.
 # What follows: a plugin that names all its devices alike, or two ports by their card's name, has one device. Each needs its own name.
-#   The log at INFO, and in 2.32 at ATTN, says "TOPO/NET : Changing", and blames an old plugin or topology file.
+#   The log says "TOPO/NET : Changing" at INFO, and in 2.32 at ATTN, where it blames an old plugin or topology file.
 #
 # Seen with nvidia-nccl-cu12 2.28.9, 2.30.7 and 2.32.3, by the functions that add a plugin's devices to the topology, and print it.
 # shellcheck source=lib/findings.sh
