@@ -198,7 +198,7 @@ fn port_down(recovering: usize) -> String {
 
 /// The text for connections that survive a failure.
 fn recovered(count: usize) -> String {
-    format!("{count} connection(s) recover, over other ports or once it is back")
+    format!("{count} connection(s) continue over other ports, or once it is back")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -210,8 +210,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traffic_of_a_port_that_is_down_is_not_said_to_wait_if_connections_recover() {
+    fn traffic_of_a_port_that_is_down_waits_for_retries_only_if_no_connection_recovers() {
         assert_eq!(port_down(0), "traffic over it waits until the device has used up its retries");
-        assert_eq!(port_down(3), "3 connection(s) recover, over other ports or once it is back");
+        assert_eq!(port_down(3), "3 connection(s) continue over other ports, or once it is back");
     }
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const MAX_THREADS: usize = 4;
 /// The most connections of a process that begin to recover at once, if they can wait. A card
 /// carries out one command after the other, and those of fewer keep it busy.
-const MOST_STARTING: u32 = 64;
+const MOST_STARTING: u32 = 128;
 /// How long an idle thread stays.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -55,10 +55,6 @@ pub struct Workers {
     /// None that can wait begins to recover while so many have just begun.
     most_starting: u32,
     first: OfProcess,
-    /// The number of recovering connections.
-    recovering: AtomicU32,
-    /// The number of connections that have just begun to recover.
-    starting: AtomicU32,
     /// The id of the next job. A forked child continues the numbers, so that its parent's jobs are
     /// not taken for its own.
     next: AtomicU64,
@@ -71,6 +67,10 @@ pub struct Workers {
 #[derive(Debug)]
 struct OfProcess {
     process: u32,
+    /// The number of recovering connections.
+    recovering: AtomicU32,
+    /// The number of connections that have just begun to recover.
+    starting: AtomicU32,
     state: Mutex<State>,
     has_work: Condvar,
     /// The state of a forked child.
@@ -79,8 +79,8 @@ struct OfProcess {
 
 impl Default for OfProcess {
     fn default() -> Self {
-        let (state, has_work, child) = Default::default();
-        Self { process: process_id(), state, has_work, child }
+        let (recovering, starting, state, has_work, child) = Default::default();
+        Self { process: process_id(), recovering, starting, state, has_work, child }
     }
 }
 
@@ -124,8 +124,6 @@ impl Workers {
             most_threads,
             most_starting,
             first: OfProcess::default(),
-            recovering: AtomicU32::new(0),
-            starting: AtomicU32::new(0),
             next: AtomicU64::new(0),
             #[cfg(test)]
             refuses: AtomicU64::new(0),
@@ -134,37 +132,31 @@ impl Workers {
 
     /// Counts a connection that starts or stops recovering.
     pub fn count_recovering(&self, is_one_more: bool) {
-        match is_one_more {
-            true => self.recovering.fetch_add(1, Ordering::Relaxed),
-            false => self.recovering.fetch_sub(1, Ordering::Relaxed),
-        };
+        count(&self.own().recovering, is_one_more);
     }
 
     /// The number of recovering connections.
     pub fn recovering(&self) -> u32 {
-        self.recovering.load(Ordering::Relaxed)
+        self.own().recovering.load(Ordering::Relaxed)
     }
 
     /// Counts a connection that begins to recover, unless too many have just begun. Returns whether
     /// it is counted; [`Self::count_starting`] ends that.
     pub fn may_start(&self) -> bool {
-        let count = |starting| (starting < self.most_starting).then_some(starting + 1);
-        self.starting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
+        let one_more = |starting| (starting < self.most_starting).then_some(starting + 1);
+        self.own().starting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
     /// Counts a connection that begins to recover and cannot wait, or that has not just begun any
     /// more.
     pub fn count_starting(&self, is_one_more: bool) {
-        match is_one_more {
-            true => self.starting.fetch_add(1, Ordering::Relaxed),
-            false => self.starting.fetch_sub(1, Ordering::Relaxed),
-        };
+        count(&self.own().starting, is_one_more);
     }
 
     /// The numbers of connections that recover, and that have just begun.
     #[cfg(any(test, feature = "simulator"))]
     pub fn counts(&self) -> (u32, u32) {
-        (self.recovering(), self.starting.load(Ordering::Relaxed))
+        (self.recovering(), self.own().starting.load(Ordering::Relaxed))
     }
 
     /// Adds a job, which runs only when it is queued.
@@ -289,6 +281,15 @@ impl Workers {
             state.idle -= 1;
         }
     }
+}
+
+/// Adds one to `number`, or takes one off: a connection that a forked child has inherited is not
+/// counted in it.
+fn count(number: &AtomicU32, is_one_more: bool) {
+    let change =
+        |number: u32| if is_one_more { number.checked_add(1) } else { number.checked_sub(1) };
+    // A child may close what its parent has counted.
+    let _ = number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
 }
 
 /// Jobs wait for a thread that could not be started.
