@@ -1,8 +1,7 @@
 //! The control connection between the two ends: goodbyes, losses, and deaths. It reports to the
 //! ends' [`PeerState`]s as [`crate::proto::control`] does.
 
-use super::ends::End;
-use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};
+use super::fabric::{End, FLUSHED, REMOTE_ACCESS_ERROR};
 use crate::error::Error;
 use crate::net::control::observers::PeerObserver;
 use crate::net::control::stream::PeerStream;

@@ -4,7 +4,7 @@
 
 use super::control::Stream;
 use super::device;
-use super::fabric::{DEVICES, Fabric, IMAGINARY};
+use super::fabric::{End, Fabric, IMAGINARY};
 use super::plan::{Plan, Terms};
 use crate::error::{Error, Result};
 use crate::host::config::{Config, Retries};
@@ -40,26 +40,6 @@ use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Weak};
 use std::thread;
-
-/// One of the two ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum End {
-    Sender,
-    Receiver,
-}
-
-impl End {
-    pub(super) const BOTH: [Self; 2] = [Self::Sender, Self::Receiver];
-
-    pub(super) fn other(self) -> Self {
-        if self == Self::Sender { Self::Receiver } else { Self::Sender }
-    }
-
-    /// The device of a rail.
-    pub(super) fn device(self, rail: usize) -> usize {
-        self as usize * DEVICES + rail
-    }
-}
 
 /// The bytes of message `i`, and the buffer for it.
 pub(super) fn source_of(i: usize) -> u64 {

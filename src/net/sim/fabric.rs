@@ -33,6 +33,26 @@ const LATE: Duration = Duration::from_micros(30);
 pub(super) const REMOTE_ACCESS_ERROR: Status = Status(10);
 pub(super) const FLUSHED: Status = Status(5);
 
+/// One of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum End {
+    Sender,
+    Receiver,
+}
+
+impl End {
+    pub(super) const BOTH: [Self; 2] = [Self::Sender, Self::Receiver];
+
+    pub(super) fn other(self) -> Self {
+        if self == Self::Sender { Self::Receiver } else { Self::Sender }
+    }
+
+    /// The device of a rail.
+    pub(super) fn device(self, rail: usize) -> usize {
+        self as usize * DEVICES + rail
+    }
+}
+
 /// An RDMA WRITE.
 #[derive(Debug, Clone)]
 pub(super) struct WorkRequest {
@@ -364,8 +384,8 @@ impl Fabric {
         !self.events[device].is_empty()
     }
 
-    pub(super) fn has_event_of(&self, end: usize) -> bool {
-        let mut events = self.events.iter().skip(end * DEVICES).take(DEVICES);
+    pub(super) fn has_event_of(&self, end: End) -> bool {
+        let mut events = self.events.iter().skip(end.device(0)).take(DEVICES);
         events.any(|events| !events.is_empty())
     }
 
@@ -442,7 +462,7 @@ impl Fabric {
         });
         self.live.retain(|other| *other != qp);
         self.note_delayed(qp);
-        if self.forgets && self.live_of(1).next().is_none() {
+        if self.forgets && self.live_of(End::Receiver).next().is_none() {
             self.forgets = false;
         }
     }
@@ -786,8 +806,8 @@ impl Fabric {
     }
 
     /// A queue of `end` fails once all that was sent over it is complete.
-    pub(super) fn fail_next_idle_queue(&mut self, end: usize) {
-        self.idle_queue_fails[end] = true;
+    pub(super) fn fail_next_idle_queue(&mut self, end: End) {
+        self.idle_queue_fails[end as usize] = true;
     }
 
     /// `queue`, which is that of `qp`, fails if all that was sent over it is complete.
@@ -836,8 +856,8 @@ impl Fabric {
     }
 
     /// The next `count` commands to the devices of `end` are refused.
-    pub(super) fn refuse(&mut self, end: usize, count: u32) {
-        self.refusals[end] = count;
+    pub(super) fn refuse(&mut self, end: End, count: u32) {
+        self.refusals[end as usize] = count;
     }
 
     /// The receiver's devices lose what they acknowledge, until all of its queue pairs are
@@ -868,8 +888,8 @@ impl Fabric {
     }
 
     /// The live queue pairs of an end.
-    pub(super) fn live_of(&self, end: usize) -> impl Iterator<Item = usize> {
-        self.live.iter().copied().filter(move |qp| self.qps[*qp].device / DEVICES == end)
+    pub(super) fn live_of(&self, end: End) -> impl Iterator<Item = usize> {
+        self.live.iter().copied().filter(move |qp| self.qps[*qp].device / DEVICES == end as usize)
     }
 
     /// The live queue pairs, for messages.
@@ -901,24 +921,24 @@ impl Fabric {
 
     /// No queue pair that carried messages to the receiver is left.
     pub(super) fn check_receiver_fenced(&self) {
-        let old = self.live_of(1).find(|qp| self.qps[*qp].has_received);
+        let old = self.live_of(End::Receiver).find(|qp| self.qps[*qp].has_received);
         assert_eq!(old, None, "the receiver lists what is missing, and may still receive");
     }
 
     /// The sender has no queue pairs but new ones.
     pub(super) fn check_sender_fenced(&self) {
-        let old = self.live_of(0).find(|qp| self.qps[*qp].far != usize::MAX);
+        let old = self.live_of(End::Sender).find(|qp| self.qps[*qp].far != usize::MAX);
         assert_eq!(old, None, "the sender offers new queue pairs, and has old ones");
     }
 
     /// Whether both ends have the same queue pairs, over so many rails.
     pub(super) fn is_whole(&self, rails: usize) -> bool {
-        let mut devices: Vec<_> = self.live_of(0).map(|qp| self.qps[qp].device).collect();
+        let mut devices: Vec<_> = self.live_of(End::Sender).map(|qp| self.qps[qp].device).collect();
         devices.sort_unstable();
         devices.dedup();
         // With the sender's, nobody sees it before the next message, nor if the completions come
         // after the event.
-        if !self.is_slow && self.live_of(1).any(|qp| self.qps[qp].is_reported) {
+        if !self.is_slow && self.live_of(End::Receiver).any(|qp| self.qps[qp].is_reported) {
             return false;
         }
         let is_paired = |qp: usize| {

@@ -1,8 +1,7 @@
 //! The faults of a run.
 
 use super::control::Cause;
-use super::ends::End;
-use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};
+use super::fabric::{End, FLUSHED, REMOTE_ACCESS_ERROR};
 use crate::proto::random::Random;
 use crate::verbs::status::Status;
 

@@ -41,8 +41,7 @@ mod recovery_faults;
 mod world;
 
 use crate::proto::random::{Random, run_seeds};
-use ends::End;
-use fabric::REMOTE_ACCESS_ERROR;
+use fabric::{End, REMOTE_ACCESS_ERROR};
 use faults::Fault;
 use plan::Plan;
 use world::{Outcome, World, says_lost};

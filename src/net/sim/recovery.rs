@@ -6,8 +6,8 @@
 //! threads here.
 
 use super::device;
-use super::ends::{End, Receiver, Sender, place_of};
-use super::fabric::{Fabric, IMAGINARY, Written};
+use super::ends::{Receiver, Sender, place_of};
+use super::fabric::{End, Fabric, IMAGINARY, Written};
 use super::recovery_faults::{Fault, Plan, When};
 use super::world::{Outcome, World};
 use crate::net::background::workers::Workers;
@@ -235,7 +235,7 @@ impl World {
         let workers = |end: &End| (*end, Arc::clone(&recovery.nics[*end as usize].workers));
         let all = awake.iter().map(workers).collect();
         let has_news = |end: &End| {
-            self.control.has_news(*end) || device::with(|fabric| fabric.has_event_of(*end as usize))
+            self.control.has_news(*end) || device::with(|fabric| fabric.has_event_of(*end))
         };
         if awake.iter().any(has_news) {
             return step;
@@ -370,7 +370,7 @@ impl World {
         if !self.recovering().is_awake(end) {
             return;
         }
-        if device::with(|fabric| fabric.has_event_of(end as usize)) {
+        if device::with(|fabric| fabric.has_event_of(end)) {
             let nic = Arc::clone(&self.recovering().nics[end as usize]);
             let watchers = nic.cards.iter().filter_map(|card| card.started_watcher());
             watchers.for_each(|watcher| watcher.handle_device());
@@ -475,7 +475,7 @@ impl World {
         let device_of = |end: End, rail: usize| end.device(rail % rails);
         let nth = |end: End, index: usize| {
             device::with(|fabric| {
-                let all: Vec<_> = fabric.live_of(end as usize).collect();
+                let all: Vec<_> = fabric.live_of(end).collect();
                 (!all.is_empty()).then(|| all[index % all.len()])
             })
         };
@@ -512,7 +512,7 @@ impl World {
             }
             Fault::IdleQueueFails(end) => {
                 self.laws.may_lie |= end == End::Receiver;
-                device::with(|fabric| fabric.fail_next_idle_queue(end as usize));
+                device::with(|fabric| fabric.fail_next_idle_queue(end));
             }
             Fault::PollFails(end, index, loses) => {
                 self.laws.may_lie |= end == End::Receiver && loses;
@@ -539,7 +539,7 @@ impl World {
             Fault::Stops(end, time) => {
                 recovery.stopped_until[end as usize] = clock::now() + time;
             }
-            Fault::Refuses(end, times) => device::with(|fabric| fabric.refuse(end as usize, times)),
+            Fault::Refuses(end, times) => device::with(|fabric| fabric.refuse(end, times)),
             Fault::Forgets => {
                 self.laws.may_lie = true;
                 device::with(|fabric| fabric.forget());

@@ -1,6 +1,6 @@
 //! The faults of a run whose ends recover.
 
-use super::ends::End;
+use super::fabric::End;
 use super::plan::{self, Recovers};
 use crate::proto::random::Random;
 use crate::proto::recovery::rail_mask::RailMask;

@@ -2,8 +2,8 @@
 
 use super::control::{Cause, Control};
 use super::device;
-use super::ends::{Connection, End, Receiver, Sender};
-use super::fabric::{FLUSHED, MAX_RETRIES, Polls, Written};
+use super::ends::{Connection, Receiver, Sender};
+use super::fabric::{End, FLUSHED, MAX_RETRIES, Polls, Written};
 use super::faults::Fault;
 use super::laws::Laws;
 use super::plan::{Plan, Recovers};
