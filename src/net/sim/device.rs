@@ -20,8 +20,6 @@ thread_local! {
     static FABRIC: RefCell<Fabric> = RefCell::new(Fabric::new());
     /// What else happens during a command to a device.
     static MEANWHILE: Cell<Option<fn()>> = const { Cell::new(None) };
-    /// The devices that are open.
-    static OPEN: RefCell<Vec<*mut Open>> = const { RefCell::new(Vec::new()) };
     /// The devices that the library lists: from one number up to another.
     static LISTED: Cell<(usize, usize)> = const { Cell::new((0, 2 * DEVICES)) };
 }
@@ -59,20 +57,11 @@ unsafe fn is_lost(context: *mut sys::ibv_context) -> bool {
     with(|fabric| fabric.losses(number)) != losses
 }
 
-/// Records that an event of `device` is pending.
-pub(super) fn ring(device: usize) {
-    OPEN.with_borrow(|all| {
-        for open in all {
-            // SAFETY: it is open.
-            unsafe { (**open).has_event |= number_of(&raw mut (**open).raw) == device };
-        }
-    });
-}
-
 /// Whether an event is pending, for which the descriptor would be readable.
 fn has_event(context: *mut sys::ibv_context) -> bool {
     // SAFETY: an open context.
-    unsafe { (*open_of(context)).has_event }
+    let (number, read) = unsafe { (number_of(context), (*open_of(context)).read_events) };
+    with(|fabric| fabric.raised(number)) != read
 }
 
 /// The descriptor of the events of all devices, which is never readable: see [`has_event`].
@@ -156,8 +145,8 @@ struct Open {
     raw: sys::ibv_context,
     /// How often the device had been lost before.
     losses: u32,
-    /// Whether an event is pending.
-    has_event: bool,
+    /// Events of the device so far, when the last of them was read.
+    read_events: u64,
 }
 
 /// None of the functions that are used is farther away.
@@ -254,7 +243,7 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     }
     // SAFETY: a struct of numbers and pointers.
     let mut open: Box<Open> = unsafe { zeroed() };
-    open.losses = with(|fabric| fabric.losses(number));
+    (open.losses, open.read_events) = with(|fabric| (fabric.losses(number), fabric.raised(number)));
     let mut set = |distance: usize, function: *const ()| {
         open.before[WORDS_BEFORE - distance / size_of::<usize>()] = function.expose_provenance();
     };
@@ -273,16 +262,13 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
     context.async_fd = *EVENTS;
     let open = Box::into_raw(open);
-    OPEN.with_borrow_mut(|all| all.push(open));
     // SAFETY: a field of it.
     unsafe { &raw mut (*open).raw }
 }
 
 unsafe extern "C" fn close_device(context: *mut sys::ibv_context) -> c_int {
-    let closed = open_of(context);
-    OPEN.with_borrow_mut(|all| all.retain(|open| *open != closed));
     // SAFETY: of `open_device`, closed once.
-    drop(unsafe { Box::from_raw(closed) });
+    drop(unsafe { Box::from_raw(open_of(context)) });
     0
 }
 
@@ -295,7 +281,7 @@ unsafe extern "C" fn get_async_event(
     let Some(next) = with(|fabric| fabric.next_event(number, is_lost)) else { return -1 };
     if !with(|fabric| fabric.has_events(number)) {
         // SAFETY: an open context.
-        unsafe { (*open_of(context)).has_event = false };
+        unsafe { (*open_of(context)).read_events = with(|fabric| fabric.raised(number)) };
     }
     (event.element, event.event_type) = match next {
         Event::PortUp => (1, sys::IBV_EVENT_PORT_ACTIVE),

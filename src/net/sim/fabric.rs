@@ -211,8 +211,9 @@ pub(super) struct Fabric {
     cuts: [bool; 2 * DEVICES],
     lost: [bool; 2 * DEVICES],
     losses: [u32; 2 * DEVICES],
-    /// Events of each device that have not been read.
+    /// Events of each device that have not been read, and how many there have been.
     events: [VecDeque<Event>; 2 * DEVICES],
+    raised: [u64; 2 * DEVICES],
     /// How many more commands the devices of each end refuse.
     refusals: [u32; 2],
     /// Whether a command that brings a queue pair to the error state flushes what has arrived there
@@ -256,6 +257,7 @@ impl Fabric {
             lost: [false; 2 * DEVICES],
             losses: [0; 2 * DEVICES],
             events: Default::default(),
+            raised: [0; 2 * DEVICES],
             refusals: [0; 2],
             flushes_arrivals: false,
             is_slow: false,
@@ -382,6 +384,11 @@ impl Fabric {
 
     pub(super) fn has_events(&self, device: usize) -> bool {
         !self.events[device].is_empty()
+    }
+
+    /// How many events of a device there have been.
+    pub(super) fn raised(&self, device: usize) -> u64 {
+        self.raised[device]
     }
 
     pub(super) fn has_event_of(&self, end: End) -> bool {
@@ -872,7 +879,7 @@ impl Fabric {
         }
         self.changes += 1;
         self.events[device].push_back(event);
-        super::device::ring(device);
+        self.raised[device] += 1;
     }
 
     // -- what a schedule of recovery looks at --
