@@ -4,8 +4,8 @@
 
 use super::control::Stream;
 use super::device;
-use super::fabric::{End, Fabric, IMAGINARY};
-use super::plan::{Plan, Terms};
+use super::fabric::{End, Fabric};
+use super::plan::{Message, Plan, Terms, buffer_of, source_of};
 use crate::error::{Error, Result};
 use crate::host::config::{Config, Retries};
 use crate::net::background::watcher::Watcher;
@@ -40,20 +40,6 @@ use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Weak};
 use std::thread;
-
-/// The bytes of message `i`, and the buffer for it.
-pub(super) fn source_of(i: usize) -> u64 {
-    IMAGINARY + ((i as u64 + 1) << 32)
-}
-
-pub(super) fn buffer_of(i: usize) -> u64 {
-    2 * IMAGINARY + ((i as u64 + 1) << 32)
-}
-
-/// The message or the buffer that has this address, and the offset in it.
-pub(super) fn place_of(addr: u64) -> (usize, u32) {
-    (((addr % IMAGINARY) >> 32) as usize - 1, addr as u32)
-}
 
 /// Memory that NCCL has registered.
 #[derive(Debug)]
@@ -361,7 +347,7 @@ impl Connection {
         let comm = Arc::new(comm);
         let owner: Weak<RecvComm> = Arc::downgrade(&comm);
         comm.start(&(owner as Weak<dyn Owner>));
-        let buffer = |(i, message): (usize, &super::plan::Message)| {
+        let buffer = |(i, message): (usize, &Message)| {
             Memory::register(&comm.memory, buffer_of(i), message.posted.max(1) as usize)
         };
         let buffers = plan.messages.iter().enumerate().map(buffer).collect();

@@ -33,8 +33,7 @@
 //! that was delayed may land in a buffer after its receive has ended *with an error* and before its
 //! region is deregistered. See [`Laws::late_writes`].
 
-use super::ends::place_of;
-use super::plan::{Message, Plan};
+use super::plan::{Message, Plan, place_of};
 use crate::proto::cts::Cts;
 use crate::proto::stripe::LL128_LINE_BYTES;
 

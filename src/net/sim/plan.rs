@@ -1,6 +1,6 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
-use super::fabric::DEVICES;
+use super::fabric::{DEVICES, IMAGINARY};
 use crate::proto::MAX_GROUP;
 use crate::proto::random::Random;
 use crate::proto::recovery::rail_mask::RailMask;
@@ -22,6 +22,20 @@ impl Message {
     pub(super) fn arriving(&self) -> u32 {
         self.length.min(self.posted)
     }
+}
+
+/// The bytes of message `i`, and the buffer for it.
+pub(super) fn source_of(i: usize) -> u64 {
+    IMAGINARY + ((i as u64 + 1) << 32)
+}
+
+pub(super) fn buffer_of(i: usize) -> u64 {
+    2 * IMAGINARY + ((i as u64 + 1) << 32)
+}
+
+/// The message or the buffer that has this address, and the offset in it.
+pub(super) fn place_of(addr: u64) -> (usize, u32) {
+    (((addr % IMAGINARY) >> 32) as usize - 1, addr as u32)
 }
 
 /// What the two ends offer each other.

@@ -6,8 +6,9 @@
 //! threads here.
 
 use super::device;
-use super::ends::{Receiver, Sender, place_of};
+use super::ends::{Receiver, Sender};
 use super::fabric::{End, Fabric, IMAGINARY, Written};
+use super::plan::place_of;
 use super::recovery_faults::{Fault, Plan, When};
 use super::world::{Outcome, World};
 use crate::net::background::workers::Workers;
