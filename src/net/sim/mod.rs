@@ -9,14 +9,14 @@
 //! is the time.
 //!
 //! With recovery, the devices also have watchers and workers, which have no threads: the schedule
-//! runs their jobs and handles their events: see [`recovery`].
+//! runs their jobs and handles their events: see [`world`].
 //!
 //! Faults: see [`faults`], [`recovery_faults`]. What has to hold: see [`laws`].
 //!
 //! ```text
-//! mod ──► world, recovery ──► ends ──► data::{send, recv}, net::recovery ──► verbs ──► device ──► fabric
-//!           ├───────────────► control ──► peer::state
-//!           └───────────────► plan, faults, recovery_faults, laws
+//! mod ──► world ──► ends ──► data::{send, recv}, net::recovery ──► verbs ──► device ──► fabric
+//!           ├─────► control ──► peer::state
+//!           └─────► plan, faults, recovery_faults, laws
 //! ```
 //!
 //! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42`
@@ -36,7 +36,6 @@ mod fabric;
 mod faults;
 mod laws;
 mod plan;
-mod recovery;
 mod recovery_faults;
 mod world;
 
