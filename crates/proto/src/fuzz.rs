@@ -26,7 +26,7 @@ use super::send::{SendFlow, Transfer};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 
-/// A target: it takes any bytes.
+/// A target: it takes any bytes, and panics if what has to hold does not.
 pub type Target = fn(&[u8]);
 
 /// The targets, by name.
@@ -405,32 +405,14 @@ fn missing_list(random: &mut Random) -> MissingList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
-
-    /// Those that a file has, each with its length in front.
-    fn inputs(packed: &[u8]) -> Vec<&[u8]> {
-        let mut rest = packed;
-        std::iter::from_fn(|| {
-            let (length, after) = rest.split_first_chunk()?;
-            let (input, left) = after.split_at(u32::from_le_bytes(*length) as usize);
-            rest = left;
-            Some(input)
-        })
-        .collect()
-    }
 
     /// Each has reached something that none before had.
     #[test]
     fn inputs_that_are_kept_break_nothing() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
         for (name, target) in TARGETS {
-            let packed = std::fs::read(corpus.join(name).with_extension("inputs"))
-                .expect("each target has inputs");
-            let inputs = inputs(&packed);
-            assert!(inputs.len() > 10, "{name}: {} inputs", inputs.len());
-            for input in inputs {
+            for input in testkit::corpus::kept_inputs(name) {
                 println!("{name}: {input:?}");
-                target(input);
+                target(&input);
             }
         }
     }

@@ -7,6 +7,7 @@
 //! | to wait until something has happened | [`wait`] |
 //! | to run in a process of its own, or in two with a socket between them | [`side`], [`peer`], [`process`] |
 //! | contents for buffers | [`bytes`] |
+//! | the inputs of a fuzz target | [`corpus`] |
 //! | a process that dies on purpose | [`crash`], [`forked`], [`process`] |
 //! | what a program prints | [`program`] |
 //! | a shared object that is written in C | [`c_library`] |
@@ -35,6 +36,7 @@
 pub mod bytes;
 pub mod c_library;
 mod cases;
+pub mod corpus;
 pub mod crash;
 pub mod dist;
 pub mod documented;
