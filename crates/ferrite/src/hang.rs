@@ -13,14 +13,11 @@ use std::{fs, thread};
 use lab::error::{Error, Result};
 use lab::system::output::plain;
 use nccl_net::inspect::operation::Call;
-use nccl_net::inspect::stats::layout::{
-    FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER,
-    header, record,
-};
+use nccl_net::inspect::stats::layout::{FILE_PREFIX, OPEN, SENDER, record};
 use serde_json::Value;
 
 use crate::top::stats_file;
-use crate::top::stats_file::holder;
+use crate::top::stats_file::{StatsFile, holder};
 
 /// The longest answer that is read, in bytes.
 const MAX_ANSWER: u64 = 4 << 20;
@@ -239,44 +236,19 @@ fn paths() -> Vec<PathBuf> {
 /// It cannot be read, or is no statistics file of a layout that is known.
 pub fn connections(path: &Path) -> Result<Vec<Connection>> {
     let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", path.display()));
-    let bytes = stats_file::whole(&open(path).map_err(|e| unreadable(e.to_string()))?)
-        .map_err(unreadable)?;
-    in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
+    let file = open(path).map_err(|e| unreadable(e.to_string()))?;
+    let bytes = stats_file::whole(&file).map_err(unreadable)?;
+    Ok(open_connections(&StatsFile::parse(&bytes).map_err(unreadable)?))
 }
 
-/// The open connections in a file with these bytes. `None`: it is no statistics file of a layout
-/// that is known.
-pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
-    let words: Vec<_> =
-        bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let is_known = |words: &[u64]| {
-        words.len() >= HEADER_WORDS
-            && words[header::MAGIC] == MAGIC
-            && words[header::LAYOUT] >> 32 == LAYOUT_MAJOR
-            && words[header::HEADER_BYTES] == (HEADER_WORDS * 8) as u64
-            && words[header::RECORD_BYTES].is_multiple_of(8)
-            // Records of later minor versions are longer.
-            && (FIRST_RECORD_WORDS * 8..=1 << 20).contains(&(words[header::RECORD_BYTES] as usize))
-    };
-    if !is_known(&words) {
-        return None;
-    }
-    let records = words[HEADER_WORDS..]
-        .chunks_exact(words[header::RECORD_BYTES] as usize / 8)
-        .take(MAX_RECORDS);
-    Some(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
+/// The open connections in `file`.
+pub(crate) fn open_connections(file: &StatsFile) -> Vec<Connection> {
+    let open = file.records().filter(|(_, words)| words[record::STATE] & 0xff == OPEN);
+    open.map(|(_, words)| connection(words)).collect()
 }
 
 fn connection(words: &[u64]) -> Connection {
-    let text = |at: usize, count: usize| {
-        let bytes: Vec<_> =
-            words[at..at + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        String::from_utf8_lossy(&bytes[..end])
-            .chars()
-            .filter(|c| !c.is_control())
-            .collect::<String>()
-    };
+    let text = |at: usize, count: usize| stats_file::text(&words[at..at + count]);
     let ranks = [words[record::PEER_RANK], words[record::PEER_LABEL]];
     let (host, pid) = (text(record::PEER_HOST, record::PEER_HOST_WORDS), words[record::PEER_PID]);
     let peer = match ranks.into_iter().find(|rank| *rank != 0) {
@@ -610,7 +582,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use nccl_net::inspect::operation::Function;
-    use nccl_net::inspect::stats::layout::RECORD_WORDS;
+    use nccl_net::inspect::stats::layout::{
+        HEADER_WORDS, LAYOUT_MAJOR, MAGIC, RECORD_WORDS, header,
+    };
     use testkit::Scratch;
 
     use super::*;
@@ -685,19 +659,20 @@ mod tests {
         (folder, path)
     }
 
-    fn header_words() -> Vec<u64> {
-        let mut words = vec![0; HEADER_WORDS];
+    /// A file of so many records, which are free.
+    fn words_of(records: usize) -> Vec<u64> {
+        let mut words = vec![0; HEADER_WORDS + records * RECORD_WORDS];
         words[header::MAGIC] = MAGIC;
         words[header::LAYOUT] = LAYOUT_MAJOR << 32;
         words[header::HEADER_BYTES] = (HEADER_WORDS * 8) as u64;
         words[header::RECORD_BYTES] = (RECORD_WORDS * 8) as u64;
+        words[header::RECORDS] = records as u64;
         words
     }
 
     #[test]
     fn open_connections_are_read_and_free_records_are_not() {
-        let mut words = header_words();
-        words.extend(vec![0; 2 * RECORD_WORDS]);
+        let mut words = words_of(2);
         let record = &mut words[HEADER_WORDS + RECORD_WORDS..];
         record[record::STATE] = 5 << 8 | OPEN;
         record[record::DIRECTION] = SENDER;
@@ -729,19 +704,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_refused_and_one_that_is_cut_is_read_as_far_as_it_goes() {
-        let mut words = header_words();
-        words.extend(vec![OPEN; RECORD_WORDS - 1]);
-        let (_folder, path) = file(&words);
-        assert_eq!(connections(&path).expect("valid"), []);
-        for at in [header::MAGIC, header::LAYOUT, header::HEADER_BYTES, header::RECORD_BYTES] {
-            let mut wrong = words.clone();
-            wrong[at] ^= 1 << 40;
-            let (_folder, path) = file(&wrong);
-            assert!(connections(&path).is_err(), "word {at}");
-        }
-        let (_folder, path) = file(&words[..100]);
-        assert!(connections(&path).is_err());
+    fn a_file_that_is_none_is_refused_with_the_reason() {
+        let words = words_of(1);
+        let why = |words: &[u64]| {
+            let (_folder, path) = file(words);
+            connections(&path).expect_err("it is none").to_string()
+        };
+        assert!(why(&[1; HEADER_WORDS]).contains("not a file of Ferrite's statistics"));
+        assert!(why(&words[..HEADER_WORDS + 1]).contains("1 records are announced"));
         // A named pipe whose writer does not come.
         let (folder, _) = file(&[]);
         let pipe = folder.path().join("pipe");
