@@ -64,7 +64,7 @@ impl DeviceEvents {
 
     /// Notifies everything that depends on the device's ports that it is open again.
     pub fn notify_device_back(&self) {
-        self.listeners.tell_all(PortEvent::Active);
+        self.listeners.notify_all(PortEvent::Active);
     }
 
     /// Sends the events of `port` to `listener` from now on, as long as it lives.
@@ -135,7 +135,7 @@ impl DeviceEvents {
                     Some(line) => log::warn!("{line}"),
                     None => log::debug!("{name}: {what}"),
                 }
-                self.listeners.tell_all(PortEvent::QueuePairError);
+                self.listeners.notify_all(PortEvent::QueuePairError);
             }
             AsyncEvent::CompletionQueueError(_) => self.handle_queue_failure(owner),
             AsyncEvent::DeviceFatal => self.handle_fatal(&format!("{name}: fatal device error")),
@@ -162,7 +162,7 @@ impl DeviceEvents {
 
     /// Ends the connections that are not recovered.
     fn handle_fatal(&self, reason: &str) {
-        let recovering = self.listeners.tell_all(PortEvent::DeviceFatal);
+        let recovering = self.listeners.notify_all(PortEvent::DeviceFatal);
         if recovering > 0 {
             log::warn!("{reason}; {}", recovered(recovering));
         }

@@ -46,7 +46,7 @@ impl PortListeners {
     }
 
     /// [`Self::notify`] for all ports. A listener of several ports counts once.
-    pub(super) fn tell_all(&self, what: PortEvent) -> usize {
+    pub(super) fn notify_all(&self, what: PortEvent) -> usize {
         let by_port: Vec<_> =
             self.lock().iter().map(|(port, listeners)| (*port, listeners.all())).collect();
         let mut counts = HashMap::new();
@@ -88,12 +88,12 @@ mod tests {
         listeners.add(1, &dynamic(&other));
         listeners.add(2, &dynamic(&other));
         let counts = [1, 2, 3].map(|port| listeners.notify(port, PortEvent::Down));
-        assert_eq!((counts, listeners.tell_all(PortEvent::DeviceFatal)), ([11, 10, 0], 11));
+        assert_eq!((counts, listeners.notify_all(PortEvent::DeviceFatal)), ([11, 10, 0], 11));
         assert_eq!(
             *one.1.lock().expect("one thread"),
             [(1, PortEvent::Down), (1, PortEvent::DeviceFatal)]
         );
         drop(other);
-        assert_eq!(listeners.tell_all(PortEvent::Active), 1);
+        assert_eq!(listeners.notify_all(PortEvent::Active), 1);
     }
 }

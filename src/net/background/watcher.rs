@@ -4,14 +4,11 @@
 use crate::error::{Error, Result};
 use crate::net::background::device_events::DeviceEvents;
 use crate::net::background::periodic::{PeriodicTask, PeriodicTasks};
-use crate::net::background::port_listeners::PortListener;
 use crate::net::background::signals::without_signals;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::epoll::{Epoll, Trigger};
 use crate::net::control::fork::CloseOnFork;
 use crate::net::control::fork::process_id;
-use crate::net::peer::state::PeerState;
-use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -114,33 +111,9 @@ impl Watcher {
         self.shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)
     }
 
-    /// Notifies everything that depends on the device's ports that it is open again.
-    pub fn notify_device_back(&self) {
-        self.shared.events.notify_device_back();
-    }
-
-    /// Sends the events of the card's port of this number to `listener` from now on, as long as it
-    /// lives.
-    pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
-        self.shared.events.listen(port, listener);
-    }
-
-    /// Lets a fatal event end the connection to `peer` from now on, as long as it lives, unless it
-    /// is recovered.
-    pub fn watch(&self, peer: &Arc<PeerState>) {
-        self.shared.events.watch(peer);
-    }
-
-    /// Lets a failure of this completion queue, which may be reported already, end the connection
-    /// to `peer` and no other.
-    pub fn watch_queue(&self, queue: &CompletionQueue, peer: &Arc<PeerState>) {
-        self.shared.events.watch_queue(queue, peer);
-    }
-
-    /// Forgets the completion queue with this id: its connection has released it, so its failure
-    /// ends nothing.
-    pub fn give_up_queue(&self, queue: u64) {
-        self.shared.events.give_up_queue(queue);
+    /// The events of the card's device, and its connections.
+    pub fn events(&self) -> &DeviceEvents {
+        &self.shared.events
     }
 
     /// Also serves `driver`, as long as it lives, unless another watcher does.

@@ -10,7 +10,7 @@
 //! | [`epoll`], [`fork`] | waiting for many descriptors; keeping descriptors from forked children |
 //!
 //! Lock order: the driver's, then the reason of a
-//! [`PeerState`](crate::net::peer::state::PeerState), then its inbox for recovery or its slot for
+//! [`PeerState`](crate::net::peer::state::PeerState), then its slot for recovery or for
 //! inquiries. None is held during verbs calls, and the data path takes none. Nothing is called
 //! while the first error is locked. The lists of connections being set up are locked before the
 //! driver; the watcher only tries them.

@@ -37,12 +37,13 @@ pub struct Full;
 /// The most changes kept while there is no handler, for a connection that was just set up.
 const MAX_HELD: usize = 64;
 
-/// The inbox of one connection's recovery. It stays locked during the calls, to keep their order.
+/// The receiver of one connection's recovery events. It stays locked during the calls, to keep their
+/// order.
 #[derive(Debug)]
-pub struct RecoveryInbox(Mutex<Inbox>);
+pub struct RecoverySlot(Mutex<RecoveryHandler>);
 
 #[derive(Debug)]
-enum Inbox {
+enum RecoveryHandler {
     /// The connection is not recovered.
     Ignored,
     /// There is no handler yet: the changes so far, and the latest failure of a completion queue.
@@ -51,10 +52,14 @@ enum Inbox {
     Handled(Weak<dyn RecoveryEvents>),
 }
 
-impl RecoveryInbox {
-    /// The inbox of a connection, which is recovered if `failover` is negotiated.
+impl RecoverySlot {
+    /// The slot of a connection, which is recovered if `failover` is negotiated.
     pub fn new(failover: bool) -> Self {
-        Self(Mutex::new(if failover { Inbox::Held(Vec::new(), None) } else { Inbox::Ignored }))
+        Self(Mutex::new(if failover {
+            RecoveryHandler::Held(Vec::new(), None)
+        } else {
+            RecoveryHandler::Ignored
+        }))
     }
 
     /// Passes `change` to the handler and returns it, or keeps the change until there is a handler.
@@ -63,13 +68,13 @@ impl RecoveryInbox {
     /// Too many changes are kept already.
     pub fn push(&self, change: PeerChange) -> Result<Option<Arc<dyn RecoveryEvents>>, Full> {
         match &mut *self.lock() {
-            Inbox::Ignored => Ok(None),
-            Inbox::Held(held, _) if held.len() >= MAX_HELD => Err(Full),
-            Inbox::Held(held, _) => {
+            RecoveryHandler::Ignored => Ok(None),
+            RecoveryHandler::Held(held, _) if held.len() >= MAX_HELD => Err(Full),
+            RecoveryHandler::Held(held, _) => {
                 held.push(change);
                 Ok(None)
             }
-            Inbox::Handled(handler) => {
+            RecoveryHandler::Handled(handler) => {
                 Ok(handler.upgrade().inspect(|handler| hand_over(handler.as_ref(), change)))
             }
         }
@@ -77,9 +82,11 @@ impl RecoveryInbox {
 
     /// Passes changes to `handler` from now on, first the earlier ones.
     pub fn open(&self, handler: Weak<dyn RecoveryEvents>) {
-        let mut inbox = self.lock();
+        let mut slot = self.lock();
         let Some(living) = handler.upgrade() else { return };
-        if let Inbox::Held(held, fault) = std::mem::replace(&mut *inbox, Inbox::Handled(handler)) {
+        if let RecoveryHandler::Held(held, fault) =
+            std::mem::replace(&mut *slot, RecoveryHandler::Handled(handler))
+        {
             held.into_iter().for_each(|change| hand_over(living.as_ref(), change));
             fault.iter().for_each(|reason| living.handle_fault(reason));
         }
@@ -89,12 +96,12 @@ impl RecoveryInbox {
     /// whether the connection recovers.
     pub fn handle_fault(&self, reason: &str) -> bool {
         let handler = match &mut *self.lock() {
-            Inbox::Handled(handler) => handler.upgrade(),
-            Inbox::Held(_, fault) => {
+            RecoveryHandler::Handled(handler) => handler.upgrade(),
+            RecoveryHandler::Held(_, fault) => {
                 *fault = Some(reason.to_owned());
                 return true;
             }
-            Inbox::Ignored => None,
+            RecoveryHandler::Ignored => None,
         };
         handler.inspect(|handler| handler.handle_fault(reason)).is_some()
     }
@@ -102,13 +109,13 @@ impl RecoveryInbox {
     /// Whether there is a handler, or will be one.
     pub fn is_heard(&self) -> bool {
         match &*self.lock() {
-            Inbox::Handled(handler) => handler.strong_count() > 0,
-            Inbox::Held(..) => true,
-            Inbox::Ignored => false,
+            RecoveryHandler::Handled(handler) => handler.strong_count() > 0,
+            RecoveryHandler::Held(..) => true,
+            RecoveryHandler::Ignored => false,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
+    fn lock(&self) -> MutexGuard<'_, RecoveryHandler> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -145,7 +145,7 @@ impl Card {
         watcher.watch_device(&opened.context)?;
         *lock(&self.device) = Arc::clone(&opened);
         log::info!("{}: the device is back after a fatal error, and open again", self.name);
-        watcher.notify_device_back();
+        watcher.events().notify_device_back();
         Ok(opened)
     }
 

@@ -264,14 +264,14 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Lets a watcher serve `driver`, which has the control connection of `peer`, and a failure of any card end the
-    /// connection.
+    /// Lets a watcher serve `driver`, which has the control connection of `peer`, and a failure of
+    /// any card end the connection.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
     pub fn watch(&self, peer: &Arc<PeerState>, driver: &Arc<ControlDriver>) -> Result<()> {
         for card in &self.cards {
-            card.watcher()?.watch(peer);
+            card.watcher()?.events().watch(peer);
         }
         self.watch_set_up(driver, None)
     }
@@ -316,7 +316,7 @@ impl Nic {
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
         for rail in &self.rails {
             if let Some(watcher) = rail.card.started_watcher() {
-                watcher.listen(rail.port, listener);
+                watcher.events().listen(rail.port, listener);
             }
         }
     }

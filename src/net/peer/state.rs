@@ -6,9 +6,9 @@
 //! ([`crate::net::data::health::Probe`]). They do so more often when the peer is suspected to be
 //! dead.
 
-use crate::net::control::observers::PeerObserver;
-use crate::net::control::observers::{Full, RecoveryEvents, RecoveryInbox};
-use crate::net::control::observers::{InquiryEvents, InquirySlot};
+use crate::net::control::observers::{
+    Full, InquiryEvents, InquirySlot, PeerObserver, RecoveryEvents, RecoverySlot,
+};
 use crate::net::control::stream::PeerStream;
 use crate::net::data::state_word::StateWord;
 use crate::net::peer::name::PeerName;
@@ -92,7 +92,7 @@ pub struct PeerState {
     has_fault: AtomicBool,
     /// Whether the peer is suspected to be dead, while the control connection is lost.
     is_doubted: AtomicBool,
-    recovery: RecoveryInbox,
+    recovery: RecoverySlot,
     /// The progress of a long recovery.
     progress: Mutex<Option<RecoveryProgress>>,
     inquiry: InquirySlot,
@@ -110,7 +110,7 @@ impl PeerState {
             reason: Mutex::default(),
             has_fault: AtomicBool::new(false),
             is_doubted: AtomicBool::new(false),
-            recovery: RecoveryInbox::new(failover),
+            recovery: RecoverySlot::new(failover),
             progress: Mutex::default(),
             inquiry: InquirySlot::default(),
             stream: Box::new(stream),
@@ -141,21 +141,21 @@ impl PeerState {
     /// Records that the queue pairs are being replaced, or no longer; a fault keeps them
     /// recovering. Returns the earlier value.
     pub fn set_recovering(&self, recovers: bool) -> bool {
-        let _told = self.lock();
+        let _reason = self.lock();
         self.change_recovering(recovers || self.has_fault())
     }
 
     /// Records that the queue pairs in use have failed. The connection recovers until others
     /// replace them, whatever else this end hears meanwhile. Returns the earlier value.
     pub fn handle_fault(&self) -> bool {
-        let _told = self.lock();
+        let _reason = self.lock();
         self.change_recovering(true);
         self.has_fault.swap(true, Ordering::AcqRel)
     }
 
     /// Records that other queue pairs are in use.
     pub fn handle_new_queue_pairs(&self) {
-        let _told = self.lock();
+        let _reason = self.lock();
         self.has_fault.store(false, Ordering::Release);
     }
 

@@ -82,7 +82,7 @@ impl QpSet {
             .rails
             .iter()
             .filter_map(|on| Some((on.port.card.started_watcher()?, on.queue.id())));
-        watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
+        watched.for_each(|(watcher, queue)| watcher.events().give_up_queue(queue));
     }
 
     /// [`Self::fence`] without destroying the queue pairs. Also returns a mask of the places of

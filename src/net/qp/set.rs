@@ -285,7 +285,7 @@ impl QpSet {
     pub fn watch(&self, peer: &Arc<PeerState>) {
         for on in &self.rails {
             if let Some(watcher) = on.port.card.started_watcher() {
-                watcher.watch_queue(&on.queue, peer);
+                watcher.events().watch_queue(&on.queue, peer);
             }
         }
     }

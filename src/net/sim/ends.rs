@@ -322,7 +322,7 @@ impl Connection {
         if agreed.failover {
             for ((peer, _), nic) in peers.iter().zip(&nics) {
                 nic.cards.iter().for_each(|card| {
-                    card.started_watcher().expect("set above").watch(peer);
+                    card.started_watcher().expect("set above").events().watch(peer);
                 });
             }
         }
