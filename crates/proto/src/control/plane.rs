@@ -130,7 +130,7 @@ impl ControlPlane {
         let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
         if let Some(conn) = conn {
             if kind == Kind::Hello {
-                self.tell_port(conn);
+                self.announce_port(conn);
             }
             self.transmit(conn, &frame);
         }
@@ -841,7 +841,7 @@ impl ControlPlane {
         self.pool.update(address, |peer| peer.resuming += waiting.len());
         others.into_iter().for_each(|id| self.ask_to_dial(conn, id));
         if !waiting.is_empty() {
-            self.tell_port(conn);
+            self.announce_port(conn);
         }
         // Goodbyes come last: the control connection closes with its last stream.
         let mut farewells = Vec::new();
@@ -896,7 +896,7 @@ impl ControlPlane {
         self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
         let since =
             self.pool.get(&peer).filter(|peer| peer.conn == Some(conn)).map(|peer| peer.since);
-        self.say_lost(now, (conn, peer), &streams, &end);
+        self.log_loss(now, (conn, peer), &streams, &end);
         for id in streams {
             self.handle_stream_end(now, id, &end);
         }
@@ -934,7 +934,7 @@ impl ControlPlane {
         });
     }
 
-    fn say_lost(
+    fn log_loss(
         &mut self,
         now: Time,
         (conn, peer): (ConnId, SocketAddr),
@@ -1077,7 +1077,7 @@ impl ControlPlane {
     /// Announces once over a dialled control connection where this process accepts connections.
     /// Call it before the first frame of a stream, so that the peer can ask for another control
     /// connection after a loss.
-    fn tell_port(&mut self, conn: ConnId) {
+    fn announce_port(&mut self, conn: ConnId) {
         let Some(address) = self.port else { return };
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else {
             return;
@@ -1092,8 +1092,8 @@ impl ControlPlane {
         let Some(found) = self.conns.get_mut(&conn) else { return };
         let Ok(DialerAddress { mut address }) = DialerAddress::parse(&frame.body) else { return };
         // Interface numbers are local to a host.
-        if let (SocketAddr::V6(told), SocketAddr::V6(seen)) = (&mut address, found.peer) {
-            told.set_scope_id(seen.scope_id());
+        if let (SocketAddr::V6(announced), SocketAddr::V6(seen)) = (&mut address, found.peer) {
+            announced.set_scope_id(seen.scope_id());
         }
         let caller =
             Some(address).filter(|address| address.port() != 0 && !address.ip().is_unspecified());
@@ -1208,7 +1208,7 @@ impl ControlPlane {
             let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
             return dead.into_iter().for_each(|id| self.end_dead(id));
         }
-        if signs.are_of_doubt() && signs.doubted.is_none() {
+        if signs.cast_doubt() && signs.doubted.is_none() {
             let waiting = self.pool.update(address, |peer| {
                 (peer.doubted, peer.silence) = (Some(now), Silence::default());
                 peer.waiting.clone()

@@ -165,7 +165,7 @@ pub struct LifeSigns {
 
 impl LifeSigns {
     /// Whether to probe its device.
-    pub fn are_of_doubt(&self) -> bool {
+    pub fn cast_doubt(&self) -> bool {
         !self.refusals.are_none() || self.closed.is_some()
     }
 
@@ -256,10 +256,10 @@ mod tests {
     fn a_peer_whose_device_acknowledges_lives_however_long_its_port_refuses() {
         let at = |ms| Duration::from_millis(ms);
         let mut signs = LifeSigns::default();
-        assert!(!signs.are_of_doubt());
+        assert!(!signs.cast_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         assert!(
-            signs.are_of_doubt() && !signs.indicate_peer_death(at(1000)),
+            signs.cast_doubt() && !signs.indicate_peer_death(at(1000)),
             "nobody has asked its device"
         );
         signs.doubted = Some(at(0));
@@ -291,7 +291,7 @@ mod tests {
         let mut signs = LifeSigns { closed: Some(at(0)), ..LifeSigns::default() };
         (0..LOOKS).for_each(|n| signs.silence.handle_look(LOOK_EVERY * n, None));
         assert!(
-            signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)),
+            signs.cast_doubt() && !signs.indicate_peer_death(at(90_000)),
             "nobody has asked its device"
         );
         signs.doubted = Some(at(0));

@@ -268,7 +268,7 @@ impl Trouble {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Recovery {
     role: Role,
-    /// The rails of the connection; `rails`, `own`, `told` and `peer` are subsets.
+    /// The rails of the connection; `rails`, `own`, `reported` and `peer` are subsets.
     all: RailMask,
     give_up: Duration,
     /// Each role has its own states.
@@ -283,7 +283,7 @@ pub struct Recovery {
     rails: RailMask,
     /// The rails that this end can use, and the subset that it has reported to the peer.
     own: RailMask,
-    told: RailMask,
+    reported: RailMask,
     /// The rails that the peer can use, from its latest report.
     peer: RailMask,
     history: RailHistory,
@@ -341,7 +341,7 @@ impl Recovery {
             job: None,
             rails,
             own: rails,
-            told: rails,
+            reported: rails,
             peer: rails,
             history: RailHistory::new(rails),
             has_peer_halted: false,
@@ -372,7 +372,7 @@ impl Recovery {
     #[must_use]
     pub fn over(self, rails: RailMask) -> Self {
         let history = RailHistory::new(rails);
-        Self { rails, own: rails, told: rails, peer: rails, history, ..self }
+        Self { rails, own: rails, reported: rails, peer: rails, history, ..self }
     }
 
     /// Whether the queue pairs may be used.
@@ -510,7 +510,7 @@ impl Recovery {
         if self.state == State::Creating && attempt == self.attempt {
             match end {
                 Ok(endpoint) => {
-                    self.say(Message::Offer { attempt, rails: self.rails, endpoint });
+                    self.send(Message::Offer { attempt, rails: self.rails, endpoint });
                     self.state = State::Offered { until: now + self.answer_time() };
                 }
                 Err(cause) => self.begin_next(now, cause),
@@ -529,11 +529,11 @@ impl Recovery {
             let until = now + self.answer_time();
             match (end, self.role) {
                 (Ok(_), Role::Sender) => {
-                    self.say(Message::Ready { attempt, reach: self.reach });
+                    self.send(Message::Ready { attempt, reach: self.reach });
                     self.state = State::AwaitingMissingList { until };
                 }
                 (Ok(endpoint), Role::Receiver) => {
-                    self.say(Message::Answer { attempt, rails: self.rails, endpoint });
+                    self.send(Message::Answer { attempt, rails: self.rails, endpoint });
                     self.state = State::Answered { until };
                 }
                 (Err(cause), _) => self.begin_next(now, cause),
@@ -600,7 +600,7 @@ impl Recovery {
                 }
                 (Some(missing_list), Role::Receiver) => {
                     self.arriving = missing_list.arrived();
-                    self.say(Message::MissingList { attempt, missing_list });
+                    self.send(Message::MissingList { attempt, missing_list });
                     self.run(now);
                 }
                 (_, Role::Sender) => self.run(now),
@@ -639,7 +639,7 @@ impl Recovery {
         if matches!(self.state, State::Draining { .. }) {
             // Everything that was sent is acknowledged: the connection works.
             self.trouble = None;
-            self.take_in(now);
+            self.begin_drained(now);
         }
     }
 
@@ -676,7 +676,7 @@ impl Recovery {
                 self.asked = None;
                 self.next_ask = now + ASK_TIME;
             }
-            State::Draining { until } if late(until) => self.take_in(now),
+            State::Draining { until } if late(until) => self.begin_drained(now),
             State::Offered { until } if late(until) => {
                 self.begin_after_late(now, format!("no answer within {seconds} s"));
             }
@@ -701,8 +701,8 @@ impl Recovery {
             "this end can use rails that the connection does not have"
         );
         debug_assert!(
-            self.told.is_within(*all),
-            "the peer has been told of rails that the connection does not have"
+            self.reported.is_within(*all),
+            "rails are reported to the peer that the connection does not have"
         );
         debug_assert!(
             self.peer.is_within(*all),
@@ -769,7 +769,7 @@ impl Recovery {
         // The sender's says that it has fenced.
         let may_halt = self.role == Role::Receiver || self.queue_pairs != QueuePairs::InUse;
         if may_halt && take(|due| &mut due.halt) {
-            self.told = self.own;
+            self.reported = self.own;
             let (attempt, usable, cause) = (self.attempt, self.own, self.cause.clone());
             return Some(Action::Send(Message::Halt { attempt, usable, cause }));
         }
@@ -785,7 +785,7 @@ impl Recovery {
             return Some(Action::Send(frame));
         }
         if std::mem::take(&mut self.due.ports) {
-            self.told = self.own;
+            self.reported = self.own;
             return Some(Action::Send(Message::Ports { usable: self.own }));
         }
         let attempt = self.attempt;
@@ -1108,8 +1108,8 @@ impl Recovery {
         self.due.drain = true;
     }
 
-    /// Sender: begins that attempt, for its original cause.
-    fn take_in(&mut self, now: Time) {
+    /// Sender: begins the voluntary attempt of [`Self::begin_draining`], for its cause.
+    fn begin_drained(&mut self, now: Time) {
         self.begin_next(now, self.cause.clone());
         self.advance(now);
     }
@@ -1125,7 +1125,7 @@ impl Recovery {
         self.history.handle_running(self.rails);
         // A due halt repeats what may have been lost with the control connection: the rails that
         // this end can use.
-        self.due.ports = self.own != self.told || self.due.halt;
+        self.due.ports = self.own != self.reported || self.due.halt;
         self.due.halt = false;
         (self.since, self.late_answers) = (now, 0);
         if self.role == Role::Sender {
@@ -1134,7 +1134,7 @@ impl Recovery {
     }
 
     /// Sends `message`, and repeats it when the control connection is back.
-    fn say(&mut self, message: Message) {
+    fn send(&mut self, message: Message) {
         self.frame = Some(message);
         self.due.frame = true;
     }
