@@ -20,7 +20,7 @@ use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
-use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::regions::MemoryKind;
 use crate::net::setup::listen::Listener;
 use crate::net::setup::nccl_comm::NcclComm;
 use crate::proto::handle::HANDLE_BYTES;

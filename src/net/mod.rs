@@ -5,7 +5,7 @@
 //! | [`control`] | TCP connections between processes, for set-up and for detecting a dead peer | |
 //! | [`peer`] | the state of a connection's peer | `control` |
 //! | [`background`] | threads that wait for devices and control connections, and threads that recover connections | `control`, `peer` |
-//! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | `background` |
+//! | [`mr`] | registered memory: the memory regions of a card, and NCCL's handles | `background` |
 //! | [`operations`] | the operations that NCCL has reported | |
 //! | [`explain`] | hang reports: what a stalled operation waits for | `control`, `peer`, `background`, `operations` |
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `peer`, `background`, `mr`, `explain` |

@@ -141,7 +141,7 @@ impl ConnMemory {
                 .holders
                 .all()
                 .iter()
-                .for_each(|holder| holder.memory().use_cache(number, &device.regions));
+                .for_each(|holder| holder.memory().use_card(number, &device.regions));
         }
         has_changed
     }
@@ -180,7 +180,7 @@ impl State {
     fn use_keys(&self, memory: &MrHandle) {
         for (number, device) in (0..).zip(&self.in_use) {
             if let Some(device) = device.upgrade() {
-                memory.use_cache(number, &device.regions);
+                memory.use_card(number, &device.regions);
             }
         }
     }

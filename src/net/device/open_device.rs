@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::net::control::fork::CloseOnFork;
-use crate::net::mr::cache::MrCache;
+use crate::net::mr::regions::SharedRegions;
 use crate::proto::endpoint::SINK_BYTES;
 use crate::verbs::clock;
 use crate::verbs::context::Context;
@@ -20,7 +20,7 @@ pub struct OpenDevice {
     // Declared first, to be dropped before the descriptors are closed.
     _unshared: [CloseOnFork; 2],
     /// Memory regions.
-    pub regions: MrCache,
+    pub regions: SharedRegions,
     /// The protection domain of all objects on the device.
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
@@ -54,7 +54,7 @@ impl OpenDevice {
     /// The device has no more protection domains.
     pub fn new(context: Arc<Context>, relaxed_ordering: bool) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(&context)?;
-        let regions = MrCache::new(&domain, relaxed_ordering);
+        let regions = SharedRegions::new(&domain, relaxed_ordering);
         let _unshared = [
             CloseOnFork::with_mappings(context.command_fd()),
             CloseOnFork::new(context.event_fd().as_raw_fd()),

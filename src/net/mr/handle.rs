@@ -3,8 +3,8 @@
 
 #![allow(unsafe_code)]
 
-use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache, Name, whole_pages};
 use super::dma_buf::{DmaBuf, GivenDmaBuf};
+use super::regions::{MemoryKind, MemoryRange, Name, SharedRegion, SharedRegions, whole_pages};
 use crate::error::{Error, Result};
 use crate::proto::MAX_RAILS;
 use crate::proto::cts::KeysByRail;
@@ -41,7 +41,7 @@ struct Regions {
     size: usize,
     again: Reregistration,
     /// One region for each card.
-    by_card: Vec<CachedMr>,
+    by_card: Vec<SharedRegion>,
 }
 
 /// How to register the memory again.
@@ -74,19 +74,19 @@ impl RailKeys {
 }
 
 impl MrHandle {
-    /// Registers `size` bytes at `addr` in each of `caches`, through a dma-buf descriptor and
+    /// Registers `size` bytes at `addr` in each of `cards`, through a dma-buf descriptor and
     /// offset if they are given. The descriptor may be closed afterwards. The dma-buf is kept if it
     /// `is_to_be_kept` and the process has a descriptor left. No rail has keys before
-    /// [`Self::use_cache`].
+    /// [`Self::use_card`].
     ///
     /// # Errors
     /// `size` or `addr` is 0, or a card refuses; the memory is then registered on none. A dma-buf
-    /// that is not kept needs at least one cache.
+    /// that is not kept needs at least one card.
     ///
     /// # Safety
     /// The memory stays mapped until the handle is closed or dropped.
     pub unsafe fn register<'a>(
-        caches: impl IntoIterator<Item = &'a MrCache>,
+        cards: impl IntoIterator<Item = &'a SharedRegions>,
         addr: u64,
         size: usize,
         kind: MemoryKind,
@@ -97,8 +97,8 @@ impl MrHandle {
         let given = dmabuf.map(|(fd, offset)| GivenDmaBuf::new(fd, addr, offset, is_to_be_kept));
         let name = given.as_ref().map_or(Name::Address, Name::Given);
         // SAFETY: the caller keeps the memory mapped.
-        let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, name) };
-        let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
+        let register = |card: &SharedRegions| unsafe { card.register(addr, size, kind, name) };
+        let by_card = cards.into_iter().map(register).collect::<Result<Vec<_>>>()?;
         let again = match &given {
             None => Reregistration::Address,
             Some(given) => {
@@ -119,16 +119,16 @@ impl MrHandle {
         Ok(Self { rkeys, lkeys, start, end, kind, short, regions })
     }
 
-    /// Also registers the memory with `cache`, unless it is registered there or NCCL has
+    /// Also registers the memory with `card`, unless it is registered there or NCCL has
     /// deregistered it. Drops registrations on lost devices.
     ///
     /// # Errors
     /// The card refuses, maybe temporarily; or as for [`Self::require_renewable`].
-    pub fn extend(&self, cache: &MrCache) -> Result<()> {
+    pub fn extend(&self, card: &SharedRegions) -> Result<()> {
         // Locked meanwhile, since NCCL may free the memory once it has deregistered it.
         let mut regions = self.lock();
         let Some(Regions { addr, size, again, by_card }) = regions.as_mut() else { return Ok(()) };
-        if by_card.iter().any(|region| region.is_of(cache)) {
+        if by_card.iter().any(|region| region.is_of(card)) {
             return Ok(());
         }
         let name = match again {
@@ -138,7 +138,7 @@ impl MrHandle {
         };
         by_card.retain(|region| !region.is_lost());
         // SAFETY: the memory is mapped until this is closed, which waits for the lock.
-        let registered = unsafe { cache.register(*addr, *size, self.kind, name) };
+        let registered = unsafe { card.register(*addr, *size, self.kind, name) };
         by_card.push(registered.map_err(Error::recoverable)?);
         Ok(())
     }
@@ -157,13 +157,13 @@ impl MrHandle {
         }
     }
 
-    /// Gives rail number `rail` the keys that the memory has with `cache`, or none if it is not
+    /// Gives rail number `rail` the keys that the memory has with `card`, or none if it is not
     /// registered there.
-    pub fn use_cache(&self, rail: u8, cache: &MrCache) {
+    pub fn use_card(&self, rail: u8, card: &SharedRegions) {
         let regions = self.lock();
         let by_card = regions.iter().flat_map(|regions| &regions.by_card);
         let (lkey, rkey) = { by_card }
-            .find(|region| region.is_of(cache))
+            .find(|region| region.is_of(card))
             .map_or((0, 0), |region| (region.lkey(), region.rkey()));
         self.lkeys.set(rail, lkey);
         self.rkeys.set(rail, rkey);

@@ -1,6 +1,13 @@
-//! Memory registration: the cache of memory regions of a card, and the handle that NCCL holds.
+//! Memory registration.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | [`handle`] | what NCCL holds: memory that is registered on every card of a device |
+//! | [`regions`] | the memory regions of one card; ranges of NCCL's within one range share a region |
+//! | [`table`] | which range uses which region |
+//! | [`dma_buf`] | descriptors of GPU memory |
 
-pub mod cache;
 pub mod dma_buf;
 pub mod handle;
+pub mod regions;
 pub mod table;

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 pub use super::table::{MemoryKind, MemoryRange};
 
-/// A registered range of memory on one card. Dropping it deregisters the range.
+/// A registered range of memory on one card. Dropping it deregisters the range. Its region may serve
+/// other ranges too.
 #[derive(Debug)]
-pub struct CachedMr {
+pub struct SharedRegion {
     table: Arc<MrTable<Registered>>,
     range: MemoryRange,
     registered: Arc<Registered>,
@@ -36,7 +37,7 @@ pub enum Name<'a> {
     Kept(&'a Arc<DmaBuf>),
 }
 
-impl CachedMr {
+impl SharedRegion {
     /// Key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.registered.region.lkey()
@@ -57,13 +58,13 @@ impl CachedMr {
         self.registered.region.is_lost()
     }
 
-    /// Whether it is registered with `cache`.
-    pub fn is_of(&self, cache: &MrCache) -> bool {
-        Arc::ptr_eq(&self.table, &cache.table)
+    /// Whether it is one of `regions`.
+    pub fn is_of(&self, regions: &SharedRegions) -> bool {
+        Arc::ptr_eq(&self.table, &regions.table)
     }
 }
 
-impl Drop for CachedMr {
+impl Drop for SharedRegion {
     fn drop(&mut self) {
         self.table.release(self.range);
     }
@@ -71,10 +72,10 @@ impl Drop for CachedMr {
 
 /// The memory regions in use: NCCL registers the same buffers, and parts of them, repeatedly.
 ///
-/// A region lives as long as a [`CachedMr`] that it serves. It is not kept longer, since the same
+/// A region lives as long as a [`SharedRegion`] that it serves. It is not kept longer, since the same
 /// addresses may then be other memory.
 #[derive(Debug)]
-pub struct MrCache {
+pub struct SharedRegions {
     domain: Arc<ProtectionDomain>,
     relaxed_ordering: bool,
     table: Arc<MrTable<Registered>>,
@@ -82,8 +83,8 @@ pub struct MrCache {
 
 const PAGE: u64 = 4096;
 
-impl MrCache {
-    /// An empty cache.
+impl SharedRegions {
+    /// None yet, in `domain`.
     pub fn new(domain: &Arc<ProtectionDomain>, relaxed_ordering: bool) -> Self {
         Self { domain: Arc::clone(domain), relaxed_ordering, table: Arc::default() }
     }
@@ -95,14 +96,14 @@ impl MrCache {
     /// As for [`whole_pages`], or the device refuses.
     ///
     /// # Safety
-    /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
+    /// The memory stays mapped until the last [`SharedRegion`] of it is dropped.
     pub unsafe fn register(
         &self,
         addr: u64,
         size: usize,
         kind: MemoryKind,
         name: Name<'_>,
-    ) -> Result<CachedMr> {
+    ) -> Result<SharedRegion> {
         let range = whole_pages(addr, size, kind)?;
         let descriptor = match name {
             Name::Address => None,
@@ -133,7 +134,7 @@ impl MrCache {
             Ok(Registered { region, dma_buf })
         };
         let registered = self.table.acquire(range, make)?;
-        Ok(CachedMr { table: Arc::clone(&self.table), range, registered })
+        Ok(SharedRegion { table: Arc::clone(&self.table), range, registered })
     }
 }
 
