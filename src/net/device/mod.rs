@@ -1,7 +1,14 @@
 //! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
 //!
-//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`pairing`] and
-//! [`round_trips`] ← [`nic`] ← [`networks`] and [`conn_memory`].
+//! | file | contents |
+//! | --- | --- |
+//! | [`card`], [`open_device`] | what libibverbs opens as one device, and each time that it was opened |
+//! | [`rail`], [`gid_table`] | an active port of a card, and its addresses |
+//! | [`nic`] | a device as NCCL sees it: one port, or several |
+//! | [`pairing`], [`networks`] | which own port, and which device, is near the peer's |
+//! | [`conn_memory`] | the memory that NCCL has registered for a connection |
+//! | [`gdr`] | whether cards can register GPU memory |
+//! | [`round_trips`] | measured round trips to peers |
 //!
 //! A card persists when its device is lost; the returning device is opened again, as another
 //! [`open_device::OpenDevice`]. Code that creates an object on a card uses the device that is open
