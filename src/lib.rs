@@ -18,7 +18,8 @@
 //!
 //! The lower four do not use each other; all may use `error` and `version`. `proto` and `verbs` are
 //! crates of their own. `unsafe` is an error outside `abi`, `verbs` and the few files that allow it
-//! at their head.
+//! at their head. [`inspect`] is what the programs use of the plugin, [`testing`] what only its tests
+//! use, `net::sim` both ends over simulated devices.
 //!
 //! | folder of `net` | what it holds |
 //! |---|---|
@@ -89,6 +90,7 @@
 //!
 //! | question | place |
 //! |---|---|
+//! | Which versions of ncclNet are there? | `abi/v8.rs` to `abi/v12.rs`, and `VERSIONS` in `abi/process.rs` |
 //! | What goes over the wire? | [`proto::cts`], [`proto::imm`], [`proto::frame`], [`proto::handshake`], [`proto::handle`] |
 //! | Which settings are there, and what do they default to? | [`host::variables::VARIABLES`], read by [`host::config`] |
 //! | Which GID, and why? | [`host::gid`], [`net::device::gid_table`] |
@@ -98,16 +100,19 @@
 //! | How do old queue pairs end before new ones are made? | [`net::qp::fence`] |
 //! | How many worker threads are there? | [`net::background::workers`] |
 //! | What does the log say of a recovery? | [`net::recovery::conn`]; the error at its end: [`proto::recovery`] |
-//! | What does a waiting end wait for? | [`proto::explain`] |
+//! | What does a waiting end wait for? | [`proto::explain::verdict`] |
+//! | What do drivers do differently? | [`verbs::thread_domain`], [`net::qp::fence`]; softrnic plays them: `softrnic/src/drivers` |
 //! | How large are queues, and what is sent inline? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`] |
 //! | When are clear-to-sends written, and in which order? | `crates/proto/src/cts_window.rs`; over which rail: [`net::data::cts_sender`] |
 //! | How is a message divided over rails? | [`proto::stripe`]; how large the shares are: [`proto::rail_weights`] |
 //! | When is a path suspected, though no device reports an error? | [`net::data::health::DeadPathDetector`] |
 //! | What may the peer do with memory? | [`verbs::memory`] |
+//! | Which ranges share a memory region, and how long does one live? | [`net::mr::regions`] |
 //! | Can GPU memory be registered? | [`net::device::gdr`] |
 //! | Which lock is taken first? | [`net::control`] |
 //! | What does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | What does a hang report say? | [`net::explain`]; its texts: `net/explain/text.rs` |
+//! | Which counters are there? | [`stats::layout`]; counted in [`stats::record`] |
 //! | What do the columns of `ferrite top` show? | `crates/ferrite/src/top/table.rs` |
 //! | How does `ferrite compare` judge? | `lab/src/results/judgement.rs` |
 //!

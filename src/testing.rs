@@ -1,14 +1,9 @@
-//! The parts of the crate that the tests in `tests/` use. No interface for others.
+//! The parts of the crate that only the tests in `tests/` use; they use [`crate::inspect`] too. No
+//! interface for others.
 
 /// What Ferrite and libibverbs have to agree on.
 pub mod layouts {
     pub use crate::verbs::{extended_call, sys as verbs};
-}
-
-/// The settings.
-pub mod host {
-    pub use crate::host::iface;
-    pub use crate::host::variables;
 }
 
 /// What is written beside NCCL's log.
@@ -20,11 +15,6 @@ pub mod explain {
 pub mod control {
     pub use crate::net::control::{driver, observers, stream};
     pub use crate::net::peer::state::PeerState;
-}
-
-/// The file of statistics.
-pub mod stats {
-    pub use crate::stats::{histogram, layout};
 }
 
 /// The protocol's messages.

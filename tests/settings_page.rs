@@ -1,7 +1,7 @@
 //! The page of settings is the table in the code.
 //! `FERRITE_UPDATE=1 cargo test --test settings_page` writes it.
 
-use nccl_net::testing::host::variables::{IGNORED, Kind, VARIABLES};
+use nccl_net::inspect::variables::{IGNORED, Kind, VARIABLES};
 use std::path::Path;
 
 const BEGIN: &str = "<!-- settings: written by tests/settings_page.rs -->\n";

@@ -1,8 +1,8 @@
 //! Processes that have control connections and no devices: several of them within one.
 
+use nccl_net::inspect::iface::Interface;
 use nccl_net::testing::control::driver::ControlDriver;
 use nccl_net::testing::control::stream::ControlStream;
-use nccl_net::testing::host::iface::Interface;
 use nccl_net::testing::proto::event::Received;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};

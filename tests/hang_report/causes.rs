@@ -5,7 +5,7 @@ use crate::job::{Job, Shape, built, enter};
 use crate::rank::Rank;
 use ferrite::hang;
 use ferrite::hang::{Finding, State};
-use nccl_net::testing::stats::layout::{FILE_PREFIX, HEADER_WORDS, RECORD_WORDS, record};
+use nccl_net::inspect::stats::layout::{FILE_PREFIX, HEADER_WORDS, RECORD_WORDS, record};
 use serde_json::Value;
 
 /// Begins once messages flow.

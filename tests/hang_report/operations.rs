@@ -4,7 +4,7 @@ use crate::common::prelude::*;
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang;
 use nccl_net::inspect::operation::{Call, Function};
-use nccl_net::testing::stats::layout::{HEADER_WORDS, record, timed};
+use nccl_net::inspect::stats::layout::{HEADER_WORDS, record, timed};
 use std::path::Path;
 
 /// Begins once messages flow.

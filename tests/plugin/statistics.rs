@@ -2,8 +2,8 @@
 
 use crate::common::prelude::*;
 use crate::common::process::is_worker;
-use nccl_net::testing::stats::histogram;
-use nccl_net::testing::stats::layout::{
+use nccl_net::inspect::stats::histogram;
+use nccl_net::inspect::stats::layout::{
     CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER,
     RECORD_WORDS, SENDER, header, record,
 };

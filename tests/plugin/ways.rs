@@ -4,7 +4,7 @@
 
 use crate::common::prelude::*;
 use crate::statistics::{in_folder, own_words, records};
-use nccl_net::testing::stats::layout::record;
+use nccl_net::inspect::stats::layout::record;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
