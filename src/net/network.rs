@@ -271,14 +271,7 @@ fn find_devices(
         Ok(opened) => opened,
         Err(e) => return none(&format!("{e} ({place})"), false),
     };
-    for NotOpened { name, error: failure } in &failures {
-        let text = not_opened(name, failure);
-        if config.hca.admits_some_of(name) {
-            missing.push(text);
-        } else {
-            log::info!(target: INIT, "Ferrite: {text}");
-        }
-    }
+    report_not_opened(config, &failures, missing);
     if by_address {
         // Those without an address come last, as in NCCL.
         contexts
@@ -292,13 +285,7 @@ fn find_devices(
     let (opened, failed) = (contexts.len(), failures.len());
     match failures.first() {
         _ if opened > 0 => {
-            let reasons = Rail::passed_over(&contexts, config);
-            let reasons =
-                reasons.into_iter().map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
-            let reasons = reasons
-                .chain(names_without_effect(config, &contexts).into_iter().map(|entry| entry.why))
-                .collect::<Vec<_>>()
-                .join("; ");
+            let reasons = why_no_port(config, &contexts);
             let is_mistake =
                 ports_of(&contexts).iter().all(|(name, port)| !config.hca.admits(name, *port));
             none(
@@ -321,6 +308,27 @@ fn find_devices(
             false,
         ),
     }
+}
+
+/// Puts the devices that could not be opened into `missing`, or into the log if the settings exclude
+/// them.
+fn report_not_opened(config: &Config, failures: &[NotOpened], missing: &mut Vec<String>) {
+    for NotOpened { name, error } in failures {
+        let text = not_opened(name, error);
+        if config.hca.admits_some_of(name) {
+            missing.push(text);
+        } else {
+            log::info!(target: INIT, "Ferrite: {text}");
+        }
+    }
+}
+
+/// Why no port of `contexts` is used.
+fn why_no_port(config: &Config, contexts: &[Arc<Context>]) -> String {
+    let passed_over = Rail::passed_over(contexts, config).into_iter();
+    let passed_over = passed_over.map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
+    let without_effect = names_without_effect(config, contexts).into_iter().map(|entry| entry.why);
+    passed_over.chain(without_effect).collect::<Vec<_>>().join("; ")
 }
 
 /// The file that libibverbs was loaded from, and others of that name in the process.

@@ -126,49 +126,13 @@ pub(super) fn pair_with(
     rails: &mut Rails,
 ) -> Result<Vec<RailPort>, Error> {
     let chosen = rails.chosen();
-    let ends: Vec<_> = hello.rails.iter().zip(&hello.endpoint.rails).collect();
-    let (mut pairs, mut troubles) = (Pairs::default(), Vec::new());
-    if nic.rails.len() == 1 && chosen.count() == 1 {
-        chosen.iter().for_each(|rail| pairs.set(rail, Some(0)));
-    } else {
-        let gids: Vec<_> = ends.iter().map(|(_, end)| Some(end.gid)).collect();
-        let mut nearness = Vec::new();
-        for (rail, port) in (0..).zip(&nic.rails) {
-            nearness.push(port.nearness(&gids).map_err(|e| troubles.push(e.on_rail(rail))).ok());
-        }
-        let wanted = PairingInputs {
-            all: chosen,
-            peer: chosen,
-            fixed: RailMask::NONE,
-            before: &Pairs::default(),
-            // No recovery adds a rail later, and a router may join the networks.
-            may_be_far: !nic.config.failover,
-            ports: nic.rails.len(),
-        };
-        let place_of = |rail: u8| ends.iter().position(|(number, _)| *number == rail);
-        let near_to = |rail: u8, port: usize| {
-            let known = nearness.get(port).and_then(Option::as_ref);
-            let known = known.zip(place_of(rail)).and_then(|(known, place)| known.get(place));
-            known.map_or(Nearness::Impossible, |(_, nearness)| *nearness)
-        };
-        pairs = pair(wanted, near_to);
-        if pairs.rails().is_empty() {
-            // Not even the kinds of addresses match: connecting reports the error.
-            let usable = |rail: u8, port: usize| match nearness.get(port) {
-                Some(Some(_)) if usize::from(rail) == port => Nearness::Far,
-                _ => Nearness::Impossible,
-            };
-            pairs = pair(wanted, usable);
-        }
-        if pairs.rails().is_empty() {
-            return Err(troubles.into_iter().next().unwrap_or_else(|| Error::internal("no rail")));
-        }
-        if let Some(trouble) = troubles.iter().find(|_| !rails.may_leave_out) {
-            return Err(trouble.clone());
-        }
+    let (pairs, troubles) = pairs_towards(nic, hello, chosen)?;
+    if let Some(trouble) = troubles.iter().find(|_| !rails.may_leave_out) {
+        return Err(trouble.clone());
     }
+    let ends = hello.rails.iter().zip(&hello.endpoint.rails);
     let mut ports = Vec::new();
-    for (rail, end) in ends.into_iter().filter(|(rail, _)| chosen.contains(*rail)) {
+    for (rail, end) in ends.filter(|(rail, _)| chosen.contains(*rail)) {
         match pairs.port_of(rail).and_then(|port| nic.rails.get(port)) {
             Some(port) => ports.push(RailPort {
                 number: rail,
@@ -190,6 +154,51 @@ pub(super) fn pair_with(
         }
     }
     Ok(ports)
+}
+
+/// The ports of `nic` for the `chosen` rails of the sender of `hello`, and why others cannot be used.
+///
+/// # Errors
+/// No port is usable.
+fn pairs_towards(nic: &Nic, hello: &Hello, chosen: RailMask) -> Result<(Pairs, Vec<Error>), Error> {
+    let (mut pairs, mut troubles) = (Pairs::default(), Vec::new());
+    if nic.rails.len() == 1 && chosen.count() == 1 {
+        chosen.iter().for_each(|rail| pairs.set(rail, Some(0)));
+        return Ok((pairs, troubles));
+    }
+    let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| Some(end.gid)).collect();
+    let mut nearness = Vec::new();
+    for (rail, port) in (0..).zip(&nic.rails) {
+        nearness.push(port.nearness(&gids).map_err(|e| troubles.push(e.on_rail(rail))).ok());
+    }
+    let wanted = PairingInputs {
+        all: chosen,
+        peer: chosen,
+        fixed: RailMask::NONE,
+        before: &Pairs::default(),
+        // No recovery adds a rail later, and a router may join the networks.
+        may_be_far: !nic.config.failover,
+        ports: nic.rails.len(),
+    };
+    let near_to = |rail: u8, port: usize| {
+        let place = hello.rails.iter().position(|number| number == rail);
+        let known = nearness.get(port).and_then(Option::as_ref);
+        let known = known.zip(place).and_then(|(known, place)| known.get(place));
+        known.map_or(Nearness::Impossible, |(_, nearness)| *nearness)
+    };
+    pairs = pair(wanted, near_to);
+    if pairs.rails().is_empty() {
+        // Not even the kinds of addresses match: connecting reports the error.
+        let usable = |rail: u8, port: usize| match nearness.get(port) {
+            Some(Some(_)) if usize::from(rail) == port => Nearness::Far,
+            _ => Nearness::Impossible,
+        };
+        pairs = pair(wanted, usable);
+    }
+    if pairs.rails().is_empty() {
+        return Err(troubles.into_iter().next().unwrap_or_else(|| Error::internal("no rail")));
+    }
+    Ok((pairs, troubles))
 }
 
 /// Warns that a connection of `nic` with `peer` begins on `rails` of `count`. `ours` and `theirs`
