@@ -397,14 +397,4 @@ mod tests {
             assert_eq!(get(&table, RequestId::from_bits(index)), None);
         }
     }
-
-    #[test]
-    fn an_id_survives_a_work_request() {
-        let mut table = Numbers::default();
-        for _ in 0..1000 {
-            let id = allocate(&mut table, 0).expect("a free entry");
-            assert_eq!(RequestId::from_bits(id.to_bits()), id);
-            table.release_id(id);
-        }
-    }
 }

@@ -131,7 +131,7 @@ fn reset_on_close(stream: &TcpStream) {
     assert_eq!(rc, 0);
 }
 
-/// Transient on what there is, and counts it; false if the connection has ended.
+/// Passes on what there is, and counts it; false if the connection has ended.
 fn copy(from: &mut TcpStream, to: &mut TcpStream, passed: &mut usize) -> bool {
     let mut bytes = [0; 4096];
     match from.read(&mut bytes) {

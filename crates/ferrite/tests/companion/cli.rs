@@ -13,6 +13,7 @@ use testkit::unique::unique_name;
 use testkit::{Scratch, program};
 
 use crate::common::{fake_nccl, ferrite, loopback, run, shared_object, words};
+use crate::text;
 
 /// A run that measures once, without any NIC.
 const FAST: &str = "--sets 1 --seconds 600 --sizes 8 --connections 2";
@@ -335,10 +336,6 @@ fn what_cannot_be_asked_for_its_waits_is_not_valid() {
     ] {
         invalid(ferrite(&["hang", target], &env), &[words]);
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("it is text")
 }
 
 /// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one

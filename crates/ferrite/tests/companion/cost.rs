@@ -11,6 +11,7 @@ use testkit::side::enter;
 use testkit::{Peer, Scratch, require};
 
 use crate::common::{dist, ferrite, loopback, stock_nccl};
+use crate::text;
 
 const PARTS: [&str; 4] =
     ["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"];
@@ -184,10 +185,6 @@ fn what_cannot_be_tried_is_said() {
 
 // One process that talks to itself, over the loopback transport and, where it is built, over the
 // software device.
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("it is text")
-}
 
 /// `ferrite solo` over the loopback transport.
 fn solo(arguments: &[&str], fault: &str) -> (i32, String, String) {

@@ -1,6 +1,8 @@
 //! `ferrite` as its user starts it. One program: linking one for each file took longer than running
 //! it.
 
+use std::path::Path;
+
 mod check;
 mod cli;
 #[path = "../common/mod.rs"]
@@ -11,3 +13,7 @@ mod outlast;
 mod provider;
 mod softrnic;
 mod trace;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("it is text")
+}

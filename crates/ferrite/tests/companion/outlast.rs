@@ -5,14 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::common::{self, dist, ferrite, loopback, stock_nccl, words};
+use crate::text;
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
 const STREAM: &str = "--lasting 600ms --period 3ms --size 10000 --limit 20";
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("it is text")
-}
 
 /// A folder in shared memory, for fabrics of one run alone.
 struct SharedMemory(PathBuf);

@@ -19,12 +19,9 @@ use testkit::{Scratch, require, test_name};
 use crate::common::{
     cached_nccl, dist, fake_nccl, ferrite, loopback, run, setting, shared_object, stock_nccl,
 };
+use crate::text;
 
 const FAST: &str = "--sets 1 --seconds 600 --timeout 60 --sizes 8,64K --connections 10";
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("it is text")
-}
 
 /// A plugin around the plugin, which makes messages that travel alone take 2 us more.
 #[test]

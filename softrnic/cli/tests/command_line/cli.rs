@@ -7,6 +7,7 @@ use crate::program::{
     FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused,
     softrnic, stat,
 };
+use crate::text;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::fs::{chown, symlink};
@@ -14,10 +15,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use testkit::process::this_program;
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// `softrnic run`, with the library that is tested.
 fn run(args: &[&str]) -> Output {

@@ -3,16 +3,13 @@
 use crate::common::gpu::pattern;
 use crate::common::prelude::*;
 use crate::program::{Folder, control, hold_if_started, softrnic, stat};
+use crate::text;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use testkit::process::this_program;
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// This test program, to be started in a session of its own, as from another terminal.
 fn in_other_session() -> Command {

@@ -8,3 +8,7 @@ mod common;
 mod control;
 #[path = "../program/mod.rs"]
 mod program;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
