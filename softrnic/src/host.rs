@@ -52,7 +52,7 @@ pub(crate) fn errno_text(code: i32) -> String {
 }
 
 /// The calling thread's errno.
-pub(crate) fn last_errno() -> i32 {
+pub fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
@@ -64,12 +64,12 @@ pub(crate) fn set_errno(code: i32) {
 
 /// Locks a mutex of this process. A panic of another thread that held it does not make its data
 /// unusable.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Prints one line that begins with `softrnic: `.
-pub(crate) fn say(line: fmt::Arguments<'_>) {
+pub fn say(line: fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "softrnic: {line}");
 }
 

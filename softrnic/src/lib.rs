@@ -253,6 +253,11 @@ pub mod calls {
     pub use crate::drivers::table::beneath_a_provider;
     pub use crate::verbs::*;
 
+    /// Standard error, errno, and locks.
+    pub mod host {
+        pub use crate::host::{last_errno, lock, say};
+    }
+
     /// An operation that fails when the card comes to it.
     pub const NO_OPERATION: u32 = u32::MAX;
 }

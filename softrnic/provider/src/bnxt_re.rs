@@ -25,7 +25,7 @@ use crate::provider::{
     Counts, CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
 };
 use crate::provider::{little_long as long, little_word as word};
-use crate::uapi::{Call, Plain, bytes, read};
+use crate::uapi::{Plain, bytes, read};
 
 pub(crate) struct BnxtRe;
 
@@ -132,10 +132,6 @@ impl Provider for BnxtRe {
             completed: AtomicU32::new(0),
         }))
     }
-
-    fn command(&self, _: &AtomicU32, _: &mut Call<'_>) -> Result<(), i32> {
-        Err(libc::EOPNOTSUPP)
-    }
 }
 
 /// Kinds of completions.
@@ -158,11 +154,6 @@ unsafe impl Sync for CqRing {}
 impl CqMemory for CqRing {
     fn entries(&self, _: u32) -> u32 {
         self.size
-    }
-
-    /// The library reports polls only by its doorbell, which is not read.
-    fn tells_polled(&self) -> bool {
-        false
     }
 
     /// A failure may take two completions.

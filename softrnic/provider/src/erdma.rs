@@ -23,7 +23,7 @@ use crate::provider::{
     CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
 };
 use crate::provider::{little_long as long, little_word as word};
-use crate::uapi::{Call, Plain, bytes, read};
+use crate::uapi::{Plain, bytes, read};
 
 pub(crate) struct Erdma;
 
@@ -102,10 +102,6 @@ impl Provider for Erdma {
             records: address(record).cast(),
         }))
     }
-
-    fn command(&self, _: &AtomicU32, _: &mut Call<'_>) -> Result<(), i32> {
-        Err(libc::EOPNOTSUPP)
-    }
 }
 
 struct CqRing {
@@ -119,11 +115,6 @@ unsafe impl Send for CqRing {}
 unsafe impl Sync for CqRing {}
 
 impl CqMemory for CqRing {
-    /// The library says only when it asks for an event how much it has polled.
-    fn tells_polled(&self) -> bool {
-        false
-    }
-
     fn room(&self, _: u32) -> u32 {
         self.size
     }

@@ -28,7 +28,7 @@ use crate::provider::{
     Counts, CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
 };
 use crate::provider::{big_long as long, big_word as word};
-use crate::uapi::{Call, Plain, bytes, read};
+use crate::uapi::{Plain, bytes, read};
 
 pub(crate) struct Ionic;
 
@@ -144,10 +144,6 @@ impl Provider for Ionic {
         Ok(Box::new(QpRings { send, receive, counts: Counts::default() }))
     }
 
-    fn command(&self, _: &AtomicU32, _: &mut Call<'_>) -> Result<(), i32> {
-        Err(libc::EOPNOTSUPP)
-    }
-
     fn has_extended(&self) -> bool {
         true
     }
@@ -201,11 +197,6 @@ impl Ring {
 struct CqRing(Ring);
 
 impl CqMemory for CqRing {
-    /// The library reports polls only by its doorbell, which is not read.
-    fn tells_polled(&self) -> bool {
-        false
-    }
-
     /// A failure takes two completions.
     fn room(&self, _: u32) -> u32 {
         self.0.count / 2

@@ -39,10 +39,7 @@ mod preload;
 mod provider;
 mod uapi;
 
-use std::fmt;
-use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use ibverbs::calls::host::{last_errno as errno, lock, say};
 use provider::Provider;
 
 /// The providers: their names, and the numbers of their drivers in the kernel's interface.
@@ -52,21 +49,6 @@ static PROVIDERS: [(&str, u32, &dyn Provider); 4] = [
     ("erdma", 19, &erdma::Erdma),
     ("ionic", 21, &ionic::Ionic),
 ];
-
-/// Prints one line that begins with `softrnic: `.
-fn say(line: fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "softrnic: {line}");
-}
-
-/// Locks `mutex`, also after another thread has panicked while it held it: the data stays usable.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The calling thread's errno.
-fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
 
 /// The result of a call of softrnic that returns an errno value.
 fn check(code: i32) -> Result<(), i32> {

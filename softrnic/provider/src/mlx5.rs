@@ -23,6 +23,7 @@ use ibverbs::calls::types::{
 use crate::provider::{
     CqMemory, Done, EMPTY, Label, Provider, QpMemory, Request, address, code_of,
 };
+use crate::provider::{big_long as long, big_word as word};
 use crate::uapi::{Call, Plain, bytes, read};
 
 pub(crate) struct Mlx5;
@@ -290,6 +291,10 @@ unsafe impl Send for CqRing {}
 unsafe impl Sync for CqRing {}
 
 impl CqMemory for CqRing {
+    fn tells_polled(&self) -> bool {
+        true
+    }
+
     fn room(&self, written: u32) -> u32 {
         // SAFETY: the provider's record, which stays as long as the completion queue.
         let polled = u32::from_be(unsafe { AtomicU32::from_ptr(self.record) }.load(Acquire));
@@ -471,14 +476,6 @@ impl QpMemory for QpRings {
         }
         Some(at.wrapping_add(1))
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
 fn element(segment: &[u8]) -> Sge {

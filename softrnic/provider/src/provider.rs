@@ -39,7 +39,9 @@ pub(crate) trait Provider: Sync {
 
     /// A command to an object that only this provider has. The number counts the pages of doorbell
     /// registers that have been given out.
-    fn command(&self, pages: &AtomicU32, call: &mut Call<'_>) -> Result<(), i32>;
+    fn command(&self, _pages: &AtomicU32, _call: &mut Call<'_>) -> Result<(), i32> {
+        Err(libc::EOPNOTSUPP)
+    }
 
     /// Whether queues may be extended ones, with functions of their own.
     fn has_extended(&self) -> bool {
@@ -126,9 +128,10 @@ pub(crate) trait CqMemory: Send + Sync {
     }
 
     /// Whether [`Self::room`] knows what the provider has polled. Else it has to poll, as often as
-    /// something is written, all that is there.
+    /// something is written, all that is there: most report polls only by a doorbell, which is not
+    /// read, or when they ask for an event.
     fn tells_polled(&self) -> bool {
-        true
+        false
     }
 
     /// How many more completions fit after this number of them.
