@@ -4,7 +4,7 @@
 
 pub use crate::abi::nccl;
 pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};
-pub use crate::net::device::{gdr, rail};
+pub use crate::net::device::{card_port, gdr};
 pub use crate::proto::PROTOCOL_VERSION;
 pub use crate::proto::explain::operation;
 pub use crate::verbs::{completion_queue, context, library, memory, queue_pair};

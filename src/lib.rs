@@ -8,7 +8,7 @@
 //!                     │
 //!   abi               NCCL's tables, handles and logger; errors become result codes, panics become errors
 //!    │
-//!   net               Network, Nic, Rail, Listener, Connector, SendComm, RecvComm
+//!   net               Network, Nic, CardPort, Listener, Connector, SendComm, RecvComm
 //!    ├────────────────┬─────────────────┬──────────────────┐
 //!   proto            verbs             host               stats
 //!   what two peers   libibverbs,       settings, sysfs,   counters of connections,
@@ -126,7 +126,7 @@
 //! | card | what libibverbs opens as one device |
 //! | clear-to-send | 32 or 64 bytes that describe a receive buffer to the sender |
 //! | control connection | the TCP connection that all connections between two processes share |
-//! | device | what NCCL sees: one rail, or several merged |
+//! | device | what NCCL sees: one port, or several merged |
 //! | fence | the end of queue pairs: to ERROR, completions taken in, destroyed |
 //! | lane | one of several queue pairs of a rail, with its own share of each message |
 //! | missing list | the receiver's list of the messages that have not arrived, in a recovery |

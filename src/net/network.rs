@@ -5,9 +5,9 @@ use super::background::periodic::PeriodicTask;
 use super::control::driver::ControlDriver;
 use super::data::send::SendComm;
 use super::data::sync::start_enabling_barrier;
+use super::device::card_port::CardPort;
 use super::device::networks::Networks;
 use super::device::nic::Nic;
-use super::device::rail::Rail;
 use super::setup::connect::Connector;
 use super::setup::connectors::Connectors;
 use super::setup::listen::Listener;
@@ -212,22 +212,23 @@ impl Network {
         for device in &self.devices {
             log::info!(target: INIT, "Ferrite device: {}", device.describe());
         }
-        for merged in self.devices.iter().filter(|device| device.rails.len() > 1) {
-            let (rails, speed) = (merged.rails.len(), merged.speed_mbps() / 1000);
+        for merged in self.devices.iter().filter(|device| device.ports.len() > 1) {
+            let (rails, speed) = (merged.ports.len(), merged.speed_mbps() / 1000);
             let ports = "are ports of one card and one device to NCCL";
             log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", merged.name);
         }
-        let rails: Vec<&Arc<Rail>> = self.devices.iter().flat_map(|device| &device.rails).collect();
+        let ports: Vec<&Arc<CardPort>> =
+            self.devices.iter().flat_map(|device| &device.ports).collect();
         // Ranks whose devices differ or are unreachable fail later and elsewhere. So all of this is
         // a warning, once.
-        let troubles = rails.iter().filter_map(|rail| rail.address_trouble());
+        let troubles = ports.iter().filter_map(|port| port.address_trouble());
         for trouble in missing.iter().cloned().chain(troubles) {
             log::warn!(target: INIT, "Ferrite: {trouble}");
         }
         if let Some(range) = config.gid_range.filter(|_| config.gid_index.is_none()) {
-            let roce = rails
+            let roce = ports
                 .iter()
-                .flat_map(|rail| rail.local_address())
+                .flat_map(|port| port.local_address())
                 .filter(|address| !address.port.is_infiniband());
             let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
             if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
@@ -325,7 +326,7 @@ fn report_not_opened(config: &Config, failures: &[NotOpened], missing: &mut Vec<
 
 /// Why no port of `contexts` is used.
 fn why_no_port(config: &Config, contexts: &[Arc<Context>]) -> String {
-    let passed_over = Rail::passed_over(contexts, config).into_iter();
+    let passed_over = CardPort::passed_over(contexts, config).into_iter();
     let passed_over = passed_over.map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
     let without_effect = names_without_effect(config, contexts).into_iter().map(|entry| entry.why);
     passed_over.chain(without_effect).collect::<Vec<_>>().join("; ")

@@ -6,9 +6,9 @@
 //! The queue pairs are created at the first flush, since NCCL does not flush on recent GPUs.
 
 use crate::error::{Error, Result};
+use crate::net::device::card_port::CardPort;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::open_device::{LOSS_LIMIT, OpenDevice};
-use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
 use crate::net::qp::init_rail::create_qp;
@@ -65,7 +65,7 @@ struct Flush {
 /// A queue pair that is connected to itself, and memory to read into.
 #[derive(Debug)]
 struct FlushRail {
-    port: Arc<Rail>,
+    port: Arc<CardPort>,
     device: Arc<OpenDevice>,
     qp: QueuePair,
     queue: CompletionQueue,
@@ -159,7 +159,7 @@ impl Flushes {
     /// The flush has failed.
     pub fn test<'a>(
         &mut self,
-        ports: impl Iterator<Item = (u8, &'a Arc<Rail>, Arc<OpenDevice>)>,
+        ports: impl Iterator<Item = (u8, &'a Arc<CardPort>, Arc<OpenDevice>)>,
         memory: &ConnMemory,
         id: RequestId,
         in_use: Option<RailMask>,
@@ -304,7 +304,7 @@ impl Flushes {
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
     fn post_reads<'a>(
         &mut self,
-        ports: impl Iterator<Item = (u8, &'a Arc<Rail>, Arc<OpenDevice>)>,
+        ports: impl Iterator<Item = (u8, &'a Arc<CardPort>, Arc<OpenDevice>)>,
         rails: RailMask,
         id: RequestId,
         recovers: bool,
@@ -330,7 +330,7 @@ impl Flushes {
 }
 
 impl FlushRail {
-    fn new(port: &Arc<Rail>, device: Arc<OpenDevice>, recovers: bool) -> Result<Self> {
+    fn new(port: &Arc<CardPort>, device: Arc<OpenDevice>, recovers: bool) -> Result<Self> {
         let rail = &**port;
         let address = rail.local_address()?;
         let queue = CompletionQueue::new(

@@ -3,7 +3,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | [`card`], [`open_device`] | what libibverbs opens as one device, and each time that it was opened |
-//! | [`rail`], [`gid_table`] | an active port of a card, and its addresses |
+//! | [`card_port`], [`gid_table`] | an active port of a card, and its addresses |
 //! | [`nic`] | a device as NCCL sees it: one port, or several |
 //! | [`pairing`], [`networks`] | which own port, and which device, is near the peer's |
 //! | [`conn_memory`] | the memory that NCCL has registered for a connection |
@@ -15,6 +15,7 @@
 //! then.
 
 pub mod card;
+pub mod card_port;
 pub mod conn_memory;
 pub mod gdr;
 pub mod gid_table;
@@ -22,5 +23,4 @@ pub mod networks;
 pub mod nic;
 pub mod open_device;
 pub mod pairing;
-pub mod rail;
 pub mod round_trips;

@@ -12,7 +12,7 @@ pub struct Networks(Vec<Arc<Nic>>);
 impl Networks {
     /// `devices`, and each of their ports.
     pub fn of(devices: &[Arc<Nic>]) -> Self {
-        let merged = devices.iter().filter(|device| device.rails.len() > 1);
+        let merged = devices.iter().filter(|device| device.ports.len() > 1);
         Self(merged.cloned().chain(devices.iter().flat_map(Nic::split)).collect())
     }
 
@@ -24,8 +24,8 @@ impl Networks {
         }
         let mut others: Vec<_> =
             self.0.iter().filter(|device| !device.first().infiniband).collect();
-        // Prefers a device with as many rails as NCCL's choice.
-        others.sort_by_key(|device| device.rails.len() != own.rails.len());
+        // Prefers a device with as many ports as NCCL's choice.
+        others.sort_by_key(|device| device.ports.len() != own.ports.len());
         let Some(other) = others.into_iter().find(|device| is_near(device, peers)) else {
             return Arc::clone(own);
         };
@@ -43,7 +43,7 @@ impl Networks {
 
 /// Whether each port of `nic` is in the network of one of `peers`.
 fn is_near(nic: &Nic, peers: &[[u8; 16]]) -> bool {
-    nic.rails.iter().all(|port| {
+    nic.ports.iter().all(|port| {
         let address = port.address_towards(peers);
         let is_near =
             |address| peers.iter().any(|peer| port.nearness_of(&address, peer) == Nearness::Near);

@@ -1,12 +1,11 @@
-//! A network device as NCCL sees it: a port, or several equal ports of one card. The ports are its
-//! rails.
+//! A network device as NCCL sees it: a port, or several equal ports of one card.
 
 #![allow(unsafe_code)]
 
 use super::card::Card;
+use super::card_port::CardPort;
 use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;
-use super::rail::Rail;
 use super::round_trips::RoundTrips;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
@@ -31,10 +30,10 @@ use std::sync::Arc;
 /// One to [`MAX_RAILS`] ports that are one device to NCCL.
 #[derive(Debug)]
 pub struct Nic {
-    /// The names of its rails, joined by `+`. No other device has the same.
+    /// The names of its ports, joined by `+`. No other device has the same.
     pub name: String,
     /// The ports. NCCL sees the properties of the first one.
-    pub rails: Vec<Arc<Rail>>,
+    pub ports: Vec<Arc<CardPort>>,
     /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI
     /// function of a card separately.
     pub cards: Vec<Arc<Card>>,
@@ -83,49 +82,49 @@ impl Nic {
         config: &Arc<Config>,
         missing: &mut Vec<String>,
     ) -> Vec<Arc<Self>> {
-        let rails = Rail::discover(contexts, config, gdr, missing);
-        Self::assemble(rails, config, &Arc::default(), &Explainer::new(config))
+        let ports = CardPort::discover(contexts, config, gdr, missing);
+        Self::assemble(ports, config, &Arc::default(), &Explainer::new(config))
     }
 
-    /// Groups `rails` into devices, in the order of their first rails.
+    /// Groups `ports` into devices, in the order of their first ports.
     fn assemble(
-        rails: Vec<Arc<Rail>>,
+        ports: Vec<Arc<CardPort>>,
         config: &Arc<Config>,
         workers: &Arc<Workers>,
         explainer: &Arc<Explainer>,
     ) -> Vec<Arc<Self>> {
-        let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
-        for rail in &rails {
-            let fits = |group: &&mut Vec<Arc<Rail>>| {
-                group.len() < MAX_RAILS && are_equal_ports(&group[0], rail)
+        let mut groups: Vec<Vec<Arc<CardPort>>> = Vec::new();
+        for port in &ports {
+            let fits = |group: &&mut Vec<Arc<CardPort>>| {
+                group.len() < MAX_RAILS && are_equal_ports(&group[0], port)
             };
             match groups.iter_mut().find(fits).filter(|_| config.merge_nics) {
-                Some(group) => group.push(Arc::clone(rail)),
-                None => groups.push(vec![Arc::clone(rail)]),
+                Some(group) => group.push(Arc::clone(port)),
+                None => groups.push(vec![Arc::clone(port)]),
             }
         }
         let new = |group| Arc::new(Self::new(group, config, workers, explainer));
         groups.into_iter().map(new).collect()
     }
 
-    /// The device with `rails`.
+    /// The device with `ports`.
     fn new(
-        rails: Vec<Arc<Rail>>,
+        ports: Vec<Arc<CardPort>>,
         config: &Arc<Config>,
         workers: &Arc<Workers>,
         explainer: &Arc<Explainer>,
     ) -> Self {
-        let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
+        let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
-        for rail in &rails {
-            if !cards.iter().any(|card| Arc::ptr_eq(card, &rail.card)) {
-                cards.push(Arc::clone(&rail.card));
+        for port in &ports {
+            if !cards.iter().any(|card| Arc::ptr_eq(card, &port.card)) {
+                cards.push(Arc::clone(&port.card));
             }
         }
         Self {
             name,
-            rails,
+            ports,
             cards,
             config: Arc::clone(config),
             workers: Arc::clone(workers),
@@ -139,15 +138,15 @@ impl Nic {
 
     /// A device for each of its ports; itself if it has one.
     pub fn split(self: &Arc<Self>) -> Vec<Arc<Self>> {
-        if self.rails.len() == 1 {
+        if self.ports.len() == 1 {
             return vec![Arc::clone(self)];
         }
-        self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)]))).collect()
+        self.ports.iter().map(|port| Arc::new(self.like(vec![Arc::clone(port)]))).collect()
     }
 
-    /// A device with other `rails`, which shares the common objects of this one.
-    fn like(&self, rails: Vec<Arc<Rail>>) -> Self {
-        Self::new(rails, &self.config, &self.workers, &self.explainer)
+    /// A device with other `ports`, which shares the common objects of this one.
+    fn like(&self, ports: Vec<Arc<CardPort>>) -> Self {
+        Self::new(ports, &self.config, &self.workers, &self.explainer)
     }
 
     /// The device of all `ports`, which are devices of one port each. With `any`, they may be of
@@ -178,24 +177,25 @@ impl Nic {
             () if !ports.iter().all(fits) => refused(
                 "they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)",
             ),
-            () => Ok(of.like(ports.iter().flat_map(|port| &port.rails).cloned().collect())),
+            () => Ok(of.like(ports.iter().flat_map(|port| &port.ports).cloned().collect())),
         }
     }
 
     /// The numbers of the fabric's rail and plane that the user has set for its ports; -1 if unset
     /// or different.
     pub fn rail_and_plane(&self) -> (i16, i16) {
-        let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(&rail.card.name, rail.port);
-        let mut all = self.rails.iter().map(of);
+        let of =
+            |port: &Arc<CardPort>| port.config.hca.rail_and_plane(&port.card.name, port.number);
+        let mut all = self.ports.iter().map(of);
         let first = all.next().unwrap_or((-1, -1));
         all.fold(first, |(rail, plane), other| {
             (if rail == other.0 { rail } else { -1 }, if plane == other.1 { plane } else { -1 })
         })
     }
 
-    /// Its first rail.
-    pub fn first(&self) -> &Rail {
-        &self.rails[0]
+    /// Its first port.
+    pub fn first(&self) -> &CardPort {
+        &self.ports[0]
     }
 
     /// Whether slow lanes of its connections move to other paths. InfiniBand switches do not choose
@@ -204,16 +204,16 @@ impl Nic {
         self.config.new_paths && !self.first().infiniband
     }
 
-    /// Its own ports, each with its rail number and its device as open now.
-    pub fn own_ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
-        (0..).zip(&self.rails).map(|(number, rail)| (number, rail, rail.card.device()))
+    /// Its ports, each with the number of its rail if it is the sender's, and its device as open now.
+    pub fn own_ports(&self) -> impl Iterator<Item = (u8, &Arc<CardPort>, Arc<OpenDevice>)> {
+        (0..).zip(&self.ports).map(|(rail, port)| (rail, port, port.card.device()))
     }
 
-    /// Its own ports of the rails with these `numbers`, as far as they exist.
-    pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
-        numbers
+    /// Its ports of these `rails`, if it is the sender's, as far as they exist.
+    pub fn ports_of(&self, rails: RailMask) -> Vec<(u8, Arc<CardPort>)> {
+        rails
             .iter()
-            .filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?))))
+            .filter_map(|rail| Some((rail, Arc::clone(self.ports.get(usize::from(rail))?))))
             .collect()
     }
 
@@ -249,9 +249,9 @@ impl Nic {
         }
     }
 
-    /// Bandwidth of all rails together, in Mbit/s.
+    /// Bandwidth of all ports together, in Mbit/s.
     pub fn speed_mbps(&self) -> u32 {
-        self.rails.iter().map(|rail| rail.speed_mbps).sum()
+        self.ports.iter().map(|port| port.speed_mbps).sum()
     }
 
     /// Whether GPU memory can be registered by address, on every card.
@@ -314,9 +314,9 @@ impl Nic {
 
     /// Sends the ports' events to `listener` from now on. Call it after [`Self::watch`].
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
-        for rail in &self.rails {
-            if let Some(watcher) = rail.card.started_watcher() {
-                watcher.events().listen(rail.port, listener);
+        for port in &self.ports {
+            if let Some(watcher) = port.card.started_watcher() {
+                watcher.events().listen(port.number, listener);
             }
         }
     }
@@ -344,17 +344,17 @@ impl Nic {
 
     /// The device in one line, for the log.
     pub fn describe(&self) -> String {
-        let rails: Vec<_> = self.rails.iter().map(|rail| rail.describe()).collect();
-        match rails.as_slice() {
+        let ports: Vec<_> = self.ports.iter().map(|port| port.describe()).collect();
+        match ports.as_slice() {
             [one] => one.clone(),
             many => format!("{} ({} rails: {})", self.name, many.len(), many.join("; ")),
         }
     }
 }
 
-/// Whether two ports may be rails of one device: they are of one card, and equal in speed and link
+/// Whether two ports may be one device: they are of one card, and equal in speed and link
 /// layer.
-fn are_equal_ports(a: &Rail, b: &Rail) -> bool {
+fn are_equal_ports(a: &CardPort, b: &CardPort) -> bool {
     let same_card = a.card.pci_path().is_some()
         && a.card.pci_path() == b.card.pci_path()
         && a.card.guid() == b.card.guid();

@@ -11,8 +11,8 @@ use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::{gid, ib, random};
+use crate::net::device::card_port::{CardPort, LocalAddress};
 use crate::net::device::nic::Nic;
-use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
@@ -39,7 +39,7 @@ pub struct ConnectingQpSet {
 /// The two ends of a rail.
 #[derive(Debug, Clone, Copy)]
 struct RailEnds<'a> {
-    rail: &'a Rail,
+    rail: &'a CardPort,
     local: &'a LocalAddress,
     far: &'a RailEnd,
     remote: &'a Endpoint,
@@ -179,7 +179,7 @@ impl ConnectingQpSet {
                         self.waiting.push(qp);
                         continue;
                     }
-                    ends.rail.card.device().context.forget_port(ends.rail.port);
+                    ends.rail.card.device().context.forget_port(ends.rail.number);
                     self.attempts.fail(&ends, error.into()).map_err(|e| e.on_rail(ends.number))?;
                     self.waiting.push(qp);
                 }
@@ -379,7 +379,7 @@ pub fn with_hint(error: Error) -> Error {
 /// # Errors
 /// The GID table no longer has the local GID.
 pub fn path_to(
-    rail: &Rail,
+    rail: &CardPort,
     local: &LocalAddress,
     gid: &[u8; 16],
     lid: u16,

@@ -2,9 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::host::random;
+use crate::net::device::card_port::{CardPort, LocalAddress, partition_index};
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess, ResetQueuePair};
@@ -25,7 +25,7 @@ pub struct RailPort {
     /// The rail's number.
     pub number: u8,
     /// The port.
-    pub port: Arc<Rail>,
+    pub port: Arc<CardPort>,
     /// Known GIDs of the peer. The chosen GID is near to one of them, preferably the first.
     pub towards: Vec<[u8; 16]>,
 }
@@ -36,7 +36,7 @@ pub(in crate::net) struct QpSetRail {
     /// The rail's number.
     pub(in crate::net) number: u8,
     /// The port that it uses.
-    pub(in crate::net) port: Arc<Rail>,
+    pub(in crate::net) port: Arc<CardPort>,
     /// The port's device as it was open when the queue pairs were created.
     pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
@@ -140,7 +140,7 @@ impl InitRailQps {
             Ok(QpEnd { qpn: qp.number(), psn, ece: None })
         };
         Ok(RailEnd {
-            name: format!("{} port {}", rail.name, rail.port),
+            name: format!("{} port {}", rail.name, rail.number),
             infiniband: port.is_infiniband(),
             lid: port.lid,
             gid: gid.gid,
@@ -161,7 +161,7 @@ fn is_exhausted(error: &Error) -> bool {
 /// A completion queue on `port`, whose device is open as `device`, and the thread domain for it and
 /// its queue pairs, if any.
 fn create_queue(
-    port: &Rail,
+    port: &CardPort,
     device: &OpenDevice,
     entries: u32,
 ) -> Result<(Option<Arc<ThreadDomain>>, CompletionQueue)> {
@@ -178,7 +178,7 @@ fn create_queue(
 }
 
 /// Logs that a connection on `port` has no thread domain. Most drivers have none.
-fn log_no_thread_domain(port: &Rail, error: impl std::fmt::Display) {
+fn log_no_thread_domain(port: &CardPort, error: impl std::fmt::Display) {
     log::debug!("{}: no thread domain for a connection: {error}", port.name);
 }
 
@@ -191,23 +191,23 @@ fn log_fewer_lanes(nic: &Nic, count: usize, wanted: usize, error: &Error) {
     }
 }
 
-/// A queue pair on `rail` in state INIT, whose device is open as `device`. It completes into
+/// A queue pair on `port` in state INIT, whose device is open as `device`. It completes into
 /// `queue`, and is in the thread domain `thread`, if any.
 ///
 /// # Errors
 /// The device has no more queue pairs, or the port has no such partition key.
 pub fn create_qp(
-    rail: &Rail,
+    port: &CardPort,
     device: &OpenDevice,
     thread: Option<&Arc<ThreadDomain>>,
     queue: &CompletionQueue,
     caps: QpCaps,
     access: RemoteAccess,
 ) -> Result<InitQueuePair> {
-    let pkey_index = partition_index(&device.context, rail.port, &rail.config)?;
+    let pkey_index = partition_index(&device.context, port.number, &port.config)?;
     let qp = ResetQueuePair::new(&device.domain, thread, queue, caps)?;
-    qp.initialize(rail.port, pkey_index, access).map_err(|error| {
-        let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
+    qp.initialize(port.number, pkey_index, access).map_err(|error| {
+        let keys = device.context.port(port.number).map_or(0, |state| state.pkey_count);
         match error.errno {
             Some(libc::EINVAL) if keys <= pkey_index => Error::from(error).hint(format_args!(
                 "NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"

@@ -10,9 +10,9 @@ use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::{gid, sysfs};
 use crate::net::control::fork::process_id;
+use crate::net::device::card_port::CardPort;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::Rail;
 use crate::net::peer::state::PeerState;
 use crate::proto::MAX_RAILS;
 use crate::proto::endpoint::{Endpoint, SINK_BYTES};
@@ -95,8 +95,8 @@ impl InitQpSet {
         rails.iter_mut().for_each(|rail| rail.qps.truncate(count));
         let infiniband = nic.first().infiniband;
         let ends = rails.iter().map(InitRailQps::end).collect::<Result<_>>()?;
-        let port = match nic.rails.as_slice() {
-            [one] => format!(" port {}", one.port),
+        let port = match nic.ports.as_slice() {
+            [one] => format!(" port {}", one.number),
             _ => String::new(),
         };
         let endpoint = Endpoint {
@@ -291,7 +291,7 @@ impl QpSet {
     }
 
     /// The ports in use, each with its rail number and device.
-    pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
+    pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<CardPort>, Arc<OpenDevice>)> {
         self.rails.iter().map(|on| (on.number, &on.port, Arc::clone(&on.device)))
     }
 

@@ -12,7 +12,7 @@ use crate::verbs::clock;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The devices of one connection, by rail number.
+/// The devices of one connection.
 #[derive(Debug)]
 pub struct ConnDevices {
     nic: Arc<Nic>,
@@ -36,65 +36,65 @@ impl ConnDevices {
         let in_use = DevicesInUse::of(qps);
         let mut ready: [Weak<OpenDevice>; MAX_RAILS] = Default::default();
         // There is no memory yet: everything registered later is registered on all of them.
-        for (device, rail) in ready.iter_mut().zip(&nic.rails) {
-            *device = Arc::downgrade(&rail.card.device());
+        for (device, port) in ready.iter_mut().zip(&nic.ports) {
+            *device = Arc::downgrade(&port.card.device());
         }
         Self { nic: Arc::clone(nic), in_use: Arc::new(in_use), ready, refused: Default::default() }
     }
 
     /// Reopens the connection's lost cards that are back, and registers its memory there.
     pub fn reopen_lost(&mut self, memory: &ConnMemory) {
-        for number in 0..self.nic.rails.len().min(MAX_RAILS) {
-            let Ok(device) = self.nic.rails[number].card.living_device() else {
+        for place in 0..self.nic.ports.len().min(MAX_RAILS) {
+            let Ok(device) = self.nic.ports[place].card.living_device() else {
                 // Memory that cannot be registered again is known before the device is back.
-                self.record_refusal(number, memory.require_renewable().err());
+                self.record_refusal(place, memory.require_renewable().err());
                 continue;
             };
             let now_open = Arc::downgrade(&device);
             let is_too_early = |(_, until): &(Error, Instant)| clock::now() < *until;
-            if Weak::ptr_eq(&now_open, &self.ready[number])
-                || self.refused[number].as_ref().is_some_and(is_too_early)
+            if Weak::ptr_eq(&now_open, &self.ready[place])
+                || self.refused[place].as_ref().is_some_and(is_too_early)
             {
                 continue;
             }
             let refused = memory.renew(&device).err();
             if refused.is_none() {
-                self.ready[number] = now_open;
+                self.ready[place] = now_open;
             }
-            self.record_refusal(number, refused);
+            self.record_refusal(place, refused);
         }
     }
 
-    /// Records whether memory registration on the device of rail `number` was `refused`. Logs each
+    /// Records whether memory registration on the device of port `place` was `refused`. Logs each
     /// reason once.
-    fn record_refusal(&mut self, number: usize, refused: Option<Error>) {
+    fn record_refusal(&mut self, place: usize, refused: Option<Error>) {
         let text = |e: &Error| {
-            let (nic, rail) = (&self.nic.name, &self.nic.rails[number].name);
-            format!("{nic}: cannot register memory again on {rail}: {e}")
+            let (nic, port) = (&self.nic.name, &self.nic.ports[place].name);
+            format!("{nic}: cannot register memory again on {port}: {e}")
         };
-        let known = self.refused[number].as_ref().map(|(e, _)| text(e));
+        let known = self.refused[place].as_ref().map(|(e, _)| text(e));
         if let Some(text) = refused.as_ref().map(text).filter(|text| known.as_ref() != Some(text)) {
             match self.nic.notices.line("renew", &text) {
                 Some(line) => log::warn!("{line}"),
                 None => log::debug!("{text}"),
             }
         }
-        self.refused[number] = refused.map(|e| (e, clock::now() + AFTER_REFUSAL));
+        self.refused[place] = refused.map(|e| (e, clock::now() + AFTER_REFUSAL));
     }
 
-    /// Whether all memory is registered on the device of the own port of rail `number`.
-    pub fn is_ready(&self, number: usize) -> bool {
-        let device = self.nic.rails.get(number).map(|rail| rail.card.device());
+    /// Whether all memory is registered on the device of own port `place`.
+    pub fn is_ready(&self, place: usize) -> bool {
+        let device = self.nic.ports.get(place).map(|port| port.card.device());
         device.is_some_and(|device| {
-            Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[number % MAX_RAILS])
+            Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[place % MAX_RAILS])
         })
     }
 
     /// Why no own port of the connection can ever be used again.
     pub fn permanent_loss(&self) -> Option<Error> {
-        let mut refused = self.nic.rails.iter().zip(&self.refused).map(|(rail, refused)| {
+        let mut refused = self.nic.ports.iter().zip(&self.refused).map(|(port, refused)| {
             let (error, _) = refused.as_ref().filter(|(error, _)| !error.is_recoverable)?;
-            Some((&rail.name, error))
+            Some((&port.name, error))
         });
         let first = refused.next()??;
         refused.all(|other| other.is_some()).then(|| {
@@ -108,13 +108,13 @@ impl ConnDevices {
     /// Whether an own card is unusable until it is back and knows the memory. A card that can never
     /// be used again does not count.
     pub fn is_one_away(&self) -> bool {
-        let is_waited_for = |number: usize| {
+        let is_waited_for = |place: usize| {
             let is_lost_for_good =
-                self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
-            let is_lost = || self.nic.rails[number].card.device().is_lost();
-            !is_lost_for_good && (!self.is_ready(number) || is_lost())
+                self.refused[place].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
+            let is_lost = || self.nic.ports[place].card.device().is_lost();
+            !is_lost_for_good && (!self.is_ready(place) || is_lost())
         };
-        (0..self.nic.rails.len().min(MAX_RAILS)).any(is_waited_for)
+        (0..self.nic.ports.len().min(MAX_RAILS)).any(is_waited_for)
     }
 
     /// When to check next whether a device is back.

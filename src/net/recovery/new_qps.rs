@@ -4,8 +4,8 @@ use super::end::End;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::gid;
+use crate::net::device::card_port::CardPort;
 use crate::net::device::nic::Nic;
-use crate::net::device::rail::Rail;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::ConnectingQpSet;
 use crate::net::qp::init_rail::{KeptQueue, RailPort};
@@ -35,7 +35,7 @@ const MOST_UNREACHED: u32 = 4;
 const REACH_EVERY: Duration = Duration::from_micros(100);
 
 /// The number of a rail, its port, and the GID of the peer's port.
-type RailAndPeerGid = (u8, Arc<Rail>, [u8; 16]);
+type RailAndPeerGid = (u8, Arc<CardPort>, [u8; 16]);
 
 /// The new queue pairs of one end of a connection, if any.
 #[derive(Debug)]

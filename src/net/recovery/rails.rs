@@ -3,10 +3,10 @@
 use super::devices::ConnDevices;
 use crate::error::{Error, Result};
 use crate::host::gid;
+use crate::net::device::card_port::{CardPort, LocalAddress};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::device::pairing::{Nearness, PairingInputs, Pairs, pair};
-use crate::net::device::rail::{LocalAddress, Rail};
 use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
@@ -74,7 +74,7 @@ impl ConnRails {
             let number = usize::from(on.number) % MAX_RAILS;
             (known[number], far[number]) = (Some(on.address), Some(end.gid));
             is_routed &= on.port.nearness_of(&on.address, &end.gid) != Nearness::Near;
-            pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
+            pairs.set(on.number, nic.ports.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
         let devices = ConnDevices::of(nic, qps);
         let (all, avoided, run) =
@@ -106,7 +106,7 @@ impl ConnRails {
 
     /// Whether the choice of local ports depends on what the peer can use.
     pub fn depend_on_peer(&self) -> bool {
-        self.role == Role::Receiver && (self.nic.rails.len() > 1 || self.all.count() > 1)
+        self.role == Role::Receiver && (self.nic.ports.len() > 1 || self.all.count() > 1)
     }
 
     /// Learns the addresses of `remote`, the peer, on these `rails`; it can use the rails `peer`.
@@ -157,7 +157,7 @@ impl ConnRails {
         if !self.depend_on_peer() {
             return;
         }
-        let towards = (0..).zip(&self.nic.rails).map(|(place, port)| {
+        let towards = (0..).zip(&self.nic.ports).map(|(place, port)| {
             let near = port.nearness(&self.far).ok().filter(|_| self.devices.is_ready(place))?;
             let is_like = |(number, (address, near))| {
                 if self.is_like(number, &address) { near } else { Nearness::Impossible }
@@ -182,7 +182,7 @@ impl ConnRails {
             fixed,
             before: &before,
             may_be_far: self.is_routed,
-            ports: self.nic.rails.len(),
+            ports: self.nic.ports.len(),
         };
         let mut pairs = pair(wanted, near_to);
         // A rail whose port is unusable now keeps it unless another rail takes it.
@@ -210,8 +210,8 @@ impl ConnRails {
     }
 
     /// The port of rail number `number`.
-    pub fn port(&self, number: usize) -> Option<&Arc<Rail>> {
-        self.nic.rails.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
+    pub fn port(&self, number: usize) -> Option<&Arc<CardPort>> {
+        self.nic.ports.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
     }
 
     /// The peer's GID of rail number `number`. If unknown: the GID of its port of this number when
@@ -273,8 +273,8 @@ impl ConnRails {
 
     /// Whether `port` is active, has an address compatible with that of rail number `number`, and
     /// its device knows the memory.
-    fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
-        let place = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
+    fn is_addressable(&self, number: usize, port: &Arc<CardPort>) -> bool {
+        let place = self.nic.ports.iter().position(|own| Arc::ptr_eq(own, port));
         place.is_some_and(|place| self.devices.is_ready(place))
             && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
     }

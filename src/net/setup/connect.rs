@@ -133,7 +133,7 @@ impl Connector {
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
         let rails = Rails::new(
-            RailMask::first(nic.rails.len() as u8),
+            RailMask::first(nic.ports.len() as u8),
             nic.config.failover,
             nic.config.retries,
         );
@@ -327,7 +327,7 @@ impl Connector {
             }
         };
         self.steps.end("creating queue pairs");
-        let halves = cts_halves(self.nic.rails.len());
+        let halves = cts_halves(self.nic.ports.len());
         let place = Ring {
             addr: ring.addr(),
             slots: RING_SLOTS as u32,
@@ -335,7 +335,7 @@ impl Connector {
         };
         let hello = Hello {
             token: self.handle.token,
-            count: self.nic.rails.len() as u8,
+            count: self.nic.ports.len() as u8,
             rails: qps.rail_numbers(),
             left_out: self.rails.describe(),
             endpoint: qps.endpoint.clone(),
@@ -371,7 +371,7 @@ impl Connector {
             port,
             towards: self.handle.known_gids(number.into()),
         };
-        let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
+        let ports: Vec<_> = nic.ports_of(numbers).into_iter().map(on).collect();
         let mut qps = InitQpSet::new(
             nic,
             &ports,
@@ -391,7 +391,7 @@ impl Connector {
             qps.offer_ece();
         }
         let among = (&nic.rings, self.handle.address);
-        let mut ring = CtsRing::among(among, cts_halves(nic.rails.len()), Cts::empty_last_word)?;
+        let mut ring = CtsRing::among(among, cts_halves(nic.ports.len()), Cts::empty_last_word)?;
         qps.describe_ring(&mut ring)?;
         Ok((qps, ring))
     }

@@ -135,7 +135,7 @@ impl Listener {
     ) -> Result<Self> {
         let token = random::bytes()?;
         let mut handle = Handle::without_gids(control.listen(interface, token)?, token);
-        for (gid, port) in handle.gids.iter_mut().zip(&nic.rails) {
+        for (gid, port) in handle.gids.iter_mut().zip(&nic.ports) {
             // A GID that is unknown now is ignored in the choice.
             *gid = port.local_address().map(|address| address.gid.gid).unwrap_or_default();
         }

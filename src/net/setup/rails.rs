@@ -133,7 +133,7 @@ pub(super) fn pair_with(
     let ends = hello.rails.iter().zip(&hello.endpoint.rails);
     let mut ports = Vec::new();
     for (rail, end) in ends.filter(|(rail, _)| chosen.contains(*rail)) {
-        match pairs.port_of(rail).and_then(|port| nic.rails.get(port)) {
+        match pairs.port_of(rail).and_then(|port| nic.ports.get(port)) {
             Some(port) => ports.push(RailPort {
                 number: rail,
                 port: Arc::clone(port),
@@ -147,7 +147,7 @@ pub(super) fn pair_with(
                     format!(" ({})", troubles.join("; "))
                 };
                 let (name, address) = (&end.name, gid::address(&end.gid));
-                let is_full = usize::from(pairs.rails().count()) == nic.rails.len();
+                let is_full = usize::from(pairs.rails().count()) == nic.ports.len();
                 let why = format!("no port of {} matches {name}, {address}{because}", nic.name);
                 rails.handle_unusable(rail, if is_full { String::new() } else { why });
             }
@@ -162,13 +162,13 @@ pub(super) fn pair_with(
 /// No port is usable.
 fn pairs_towards(nic: &Nic, hello: &Hello, chosen: RailMask) -> Result<(Pairs, Vec<Error>), Error> {
     let (mut pairs, mut troubles) = (Pairs::default(), Vec::new());
-    if nic.rails.len() == 1 && chosen.count() == 1 {
+    if nic.ports.len() == 1 && chosen.count() == 1 {
         chosen.iter().for_each(|rail| pairs.set(rail, Some(0)));
         return Ok((pairs, troubles));
     }
     let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| Some(end.gid)).collect();
     let mut nearness = Vec::new();
-    for (rail, port) in (0..).zip(&nic.rails) {
+    for (rail, port) in (0..).zip(&nic.ports) {
         nearness.push(port.nearness(&gids).map_err(|e| troubles.push(e.on_rail(rail))).ok());
     }
     let wanted = PairingInputs {
@@ -178,7 +178,7 @@ fn pairs_towards(nic: &Nic, hello: &Hello, chosen: RailMask) -> Result<(Pairs, V
         before: &Pairs::default(),
         // No recovery adds a rail later, and a router may join the networks.
         may_be_far: !nic.config.failover,
-        ports: nic.rails.len(),
+        ports: nic.ports.len(),
     };
     let near_to = |rail: u8, port: usize| {
         let place = hello.rails.iter().position(|number| number == rail);
@@ -237,7 +237,7 @@ pub(super) fn cut_off(endpoint: &Endpoint, peers: &[[u8; 16]]) -> Option<usize> 
 /// Warns once per device if a `peer` has another number of `rails` than `nic`. (A sender only
 /// learns of the rails in use, and not that its receiver has more.)
 pub(super) fn warn_of_rails(nic: &Nic, rails: usize, peer: &PeerName) {
-    let ours = nic.rails.len();
+    let ours = nic.ports.len();
     if ours != rails && nic.notices.is_first("rails") {
         log::warn!(
             "{}: {ours} rail(s) here, {rails} at {peer}: {} are used. A port may be down, or a device excluded, at one end: each log \

@@ -263,7 +263,7 @@ impl Idle {
         let nic = nic(end, terms, rails);
         let on = |(number, port)| RailPort { number, port, towards: Vec::new() };
         let numbers = RailMask::first(rails as u8) - left_out;
-        let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
+        let ports: Vec<_> = nic.ports_of(numbers).into_iter().map(on).collect();
         let mut qps =
             InitQpSet::new(&nic, &ports, per_rail, caps, &mut Vec::new()).expect("queue pairs");
         qps.endpoint.adaptive_routing = terms.is_adaptive;
@@ -295,7 +295,7 @@ impl Connection {
         let left_out = if left_out == all { RailMask::NONE } else { left_out };
         let mut near = Idle::new(End::Sender, terms, (near, left_out), SENDER_QP_CAPS);
         let far = Idle::new(End::Receiver, terms, (far, left_out), RECEIVER_QP_CAPS);
-        let halves = cts_halves(near.nic.rails.len());
+        let halves = cts_halves(near.nic.ports.len());
         let mut ring = CtsRing::new(halves, Cts::empty_last_word).expect("memory");
         near.qps.describe_ring(&mut ring).expect("registered");
         let place = Ring {

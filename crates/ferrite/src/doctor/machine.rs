@@ -21,6 +21,7 @@ use lab::transport::deadline::{Deadline, posted};
 use lab::transport::instance::Transport;
 use lab::transport::listener::LocalConn;
 use nccl_net::inspect::caps;
+use nccl_net::inspect::card_port::{CardPort, partition_index};
 use nccl_net::inspect::completion_queue::CompletionQueue;
 use nccl_net::inspect::conf_file::lines;
 use nccl_net::inspect::config::Config;
@@ -29,7 +30,6 @@ use nccl_net::inspect::gdr::Gdr;
 use nccl_net::inspect::library::Library;
 use nccl_net::inspect::memory::{MemoryRegion, ProtectionDomain};
 use nccl_net::inspect::queue_pair::{RemoteAccess, ResetQueuePair};
-use nccl_net::inspect::rail::{Rail, partition_index};
 use serde::{Deserialize, Serialize};
 
 /// The hidden subcommands of the trials.
@@ -606,7 +606,7 @@ fn facts() -> std::result::Result<VerbsFacts, String> {
         Ok((contexts, failures)) => {
             facts.unopened = failures.into_iter().map(|failure| words(failure.error)).collect();
             facts.devices = contexts.iter().map(|context| device(context, &config)).collect();
-            let rails = Rail::discover(&contexts, &config, &Gdr::detect(), &mut Vec::new());
+            let rails = CardPort::discover(&contexts, &config, &Gdr::detect(), &mut Vec::new());
             facts.rails = rails.iter().map(|rail| rail_facts(rail)).collect();
         }
         Err(error) => facts.no_list = Some(words(error)),
@@ -733,7 +733,7 @@ fn queue_pair(
     Ok((pair, granted))
 }
 
-fn rail_facts(rail: &Rail) -> RailFacts {
+fn rail_facts(rail: &CardPort) -> RailFacts {
     let range =
         rail.config.gid_range.filter(|_| rail.config.gid_index.is_none() && !rail.infiniband);
     let gid = rail.local_address().map_err(words).map(|address| {
@@ -748,7 +748,7 @@ fn rail_facts(rail: &Rail) -> RailFacts {
     });
     RailFacts {
         device: rail.card.name.clone(),
-        port: rail.port,
+        port: rail.number,
         speed_mbps: rail.speed_mbps,
         infiniband: rail.infiniband,
         description: rail.describe().trim_start_matches(&rail.name).trim_start().to_owned(),

@@ -1,4 +1,5 @@
-//! A rail: an active port of an RDMA card. It is one device to NCCL, alone or together with others.
+//! An active port of an RDMA card. It is one device to NCCL, alone or together with others. In a
+//! connection it carries a rail.
 
 use super::card::Card;
 use super::gdr::Gdr;
@@ -16,13 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An active port of a card.
 #[derive(Debug)]
-pub struct Rail {
+pub struct CardPort {
     /// The card.
     pub card: Arc<Card>,
-    /// Unique among the rails.
+    /// Unique among the ports.
     pub name: String,
-    /// The port number, from 1.
-    pub port: u8,
+    /// Its number on the card, from 1.
+    pub number: u8,
     /// The port number as NCCL's built-in transport counts: across the functions of a card.
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
@@ -37,16 +38,16 @@ pub struct Rail {
     has_logged_networks: AtomicBool,
 }
 
-impl Rail {
-    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit,
-    /// in libibverbs' order. Problems that the user should know go into `missing`.
+impl CardPort {
+    /// Every active InfiniBand or Ethernet port that the settings admit, in libibverbs' order.
+    /// Problems that the user should know go into `missing`.
     pub fn discover(
         contexts: &[Arc<Context>],
         config: &Arc<Config>,
         gdr: &Gdr,
         missing: &mut Vec<String>,
     ) -> Vec<Arc<Self>> {
-        let mut rails: Vec<Arc<Self>> = Vec::new();
+        let mut ports: Vec<Arc<Self>> = Vec::new();
         for context in contexts {
             let card = match Card::open(context, config, gdr) {
                 Ok(card) => card,
@@ -60,12 +61,12 @@ impl Rail {
             for port in 1..=card.port_count() {
                 // NCCL's built-in transport adds the number of earlier ports of the card, in all of
                 // its functions.
-                let siblings = rails
+                let siblings = ports
                     .iter()
-                    .filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
+                    .filter(|p| card.pci_path().is_some() && p.card.pci_path() == card.pci_path());
                 let before = siblings.count() as i32;
                 match Self::open(&card, port, before, config) {
-                    Ok(Ok(rail)) => rails.push(Arc::new(rail)),
+                    Ok(Ok(found)) => ports.push(Arc::new(found)),
                     // Many cards have a port without a cable.
                     Ok(Err(why)) if config.hca.names(context.name(), port) => {
                         missing.push(format!(
@@ -81,10 +82,10 @@ impl Rail {
                 }
             }
         }
-        rails
+        ports
     }
 
-    /// Why ports of `contexts` are not rails: each reason, with the names of the ports.
+    /// Why ports of `contexts` are not used: each reason, with the names of the ports.
     pub fn passed_over(
         contexts: &[Arc<Context>],
         config: &Config,
@@ -106,7 +107,7 @@ impl Rail {
         reasons
     }
 
-    /// The rail, or why the port is none.
+    /// The port with this number, or why it is not used.
     fn open(
         card: &Arc<Card>,
         port: u8,
@@ -131,7 +132,7 @@ impl Rail {
         Ok(Ok(Self {
             card: Arc::clone(card),
             name,
-            port,
+            number: port,
             port_of_card: i32::from(port) + before,
             speed_mbps: queried_speed
                 .unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
@@ -143,7 +144,7 @@ impl Rail {
     }
 }
 
-/// The present address of a rail.
+/// The present address of a port.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalAddress {
     /// State of the port.
@@ -152,7 +153,7 @@ pub struct LocalAddress {
     pub gid: GidEntry,
 }
 
-impl Rail {
+impl CardPort {
     /// Its address without a particular peer.
     ///
     /// # Errors
@@ -186,7 +187,7 @@ impl Rail {
         &self,
         look: impl FnOnce(&Context, u8) -> crate::verbs::error::Result<PortAttributes>,
     ) -> Result<PortAttributes> {
-        let port = look(&self.card.living_device()?.context, self.port)?;
+        let port = look(&self.card.living_device()?.context, self.number)?;
         if !port.active {
             return Err(Error::os(
                 format_args!("using {}: the port is down", self.name),
@@ -330,7 +331,7 @@ impl Rail {
         ))
     }
 
-    /// Logs, once for each rail, that a peer's GID is in another network. That may be intended, or
+    /// Logs, once for each port, that a peer's GID is in another network. That may be intended, or
     /// explain why connecting fails later.
     pub fn log_other_network(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
         let bits = self.config.subnet_bits;
@@ -352,7 +353,7 @@ impl Rail {
         );
     }
 
-    /// The rail on one line, for the log: its GID or LID, and why.
+    /// The port on one line, for the log: its GID or LID, and why.
     pub fn describe(&self) -> String {
         let speed = self.speed_mbps / 1000;
         match self.local_address() {
