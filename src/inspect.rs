@@ -17,7 +17,7 @@ pub mod caps {
 
 /// The file of statistics, for `ferrite top`.
 pub mod stats {
-    pub use crate::stats::{histogram, layout};
+    pub use crate::stats::{histogram, layout, lock};
 }
 
 /// Which build this is.

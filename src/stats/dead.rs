@@ -52,7 +52,7 @@ fn died(path: &Path) -> Option<(SystemTime, u64)> {
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok()?;
     let is_own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
-    let is_dead = is_own && !lock::is_taken(file.as_fd());
+    let is_dead = is_own && lock::holder(file.as_fd()).is_none();
     Some((about.modified().ok().filter(|_| is_dead)?, about.blocks() * 512))
 }
 

@@ -4,29 +4,29 @@
 //! for any reason; a forked child does not hold it. Closing any descriptor of the file releases it
 //! too, so the process opens its own file once.
 
-#![allow(unsafe_code)]
-
-use std::os::fd::{AsRawFd, BorrowedFd};
+use nix::fcntl::{FcntlArg, fcntl};
+use std::os::fd::BorrowedFd;
 
 fn first_byte() -> libc::flock {
-    // SAFETY: plain numbers, for which 0 is valid.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_whence, lock.l_len) =
-        (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
-    lock
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    }
 }
 
 /// Locks this process's own file, if the file system supports locks.
 pub(super) fn take(file: BorrowedFd<'_>) {
-    let lock = first_byte();
-    // SAFETY: a valid descriptor and a valid lock.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+    let _ = fcntl(file, FcntlArg::F_SETLK(&first_byte()));
 }
 
-/// Whether another process holds the lock of its file.
-pub(super) fn is_taken(file: BorrowedFd<'_>) -> bool {
+/// The other process that holds the lock of its file, by its number in this process's namespace; 0:
+/// it is not in that. `None`: nobody does.
+pub fn holder(file: BorrowedFd<'_>) -> Option<u32> {
     let mut lock = first_byte();
-    // SAFETY: a valid descriptor and a valid lock.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+    fcntl(file, FcntlArg::F_GETLK(&mut lock)).ok()?;
+    let is_held = lock.l_type != libc::F_UNLCK as libc::c_short;
+    is_held.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
 }

@@ -10,7 +10,7 @@
 //! | `stalls` | ends that stand still |
 //! | [`process`] | the records of this process, and the rank that its sends tell |
 //! | `table`, `file` | which records are free; the file that they are in |
-//! | `lock`, `dead` | how a reader sees whether the process is alive; files of dead processes |
+//! | [`lock`], `dead` | how a reader sees whether the process is alive; files of dead processes |
 //!
 //! Nothing here ends or stops a job: without a file the records are in private memory. Counters are
 //! written without a lock by the one thread that is inside of a communicator, on cache lines of its
@@ -22,7 +22,7 @@ mod file;
 pub mod histogram;
 pub mod labels;
 pub mod layout;
-mod lock;
+pub mod lock;
 pub mod process;
 pub mod record;
 #[cfg(test)]

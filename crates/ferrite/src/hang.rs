@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,11 @@ use lab::error::{Error, Result};
 use lab::system::output::plain;
 use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::layout::{FILE_PREFIX, OPEN, SENDER, record};
+use nccl_net::inspect::stats::lock::holder;
 use serde_json::Value;
 
 use crate::top::stats_file;
-use crate::top::stats_file::{StatsFile, holder};
+use crate::top::stats_file::StatsFile;
 
 /// The longest answer that is read, in bytes.
 const MAX_ANSWER: u64 = 4 << 20;
@@ -194,7 +196,8 @@ pub fn of_living(pid: u32) -> Option<PathBuf> {
 pub fn of_dead(pid: u32) -> Option<PathBuf> {
     let prefix = format!("{FILE_PREFIX}{pid}.");
     let is_left = |path: &PathBuf| {
-        name(path).starts_with(&prefix) && open(path).is_ok_and(|file| holder(&file).is_none())
+        name(path).starts_with(&prefix)
+            && open(path).is_ok_and(|file| holder(file.as_fd()).is_none())
     };
     let left = paths().into_iter().filter(is_left);
     left.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
@@ -209,7 +212,7 @@ pub fn processes() -> Vec<u32> {
 fn living() -> Vec<(u32, PathBuf)> {
     let files = paths().into_iter().filter(|path| name(path).starts_with(FILE_PREFIX));
     files
-        .filter_map(|path| Some((holder(&open(&path).ok()?).filter(|pid| *pid != 0)?, path)))
+        .filter_map(|path| Some((holder(open(&path).ok()?.as_fd()).filter(|pid| *pid != 0)?, path)))
         .collect()
 }
 

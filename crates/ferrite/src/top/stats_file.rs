@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,6 +15,7 @@ use nccl_net::inspect::stats::layout::{
     CLOSED, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN,
     RECORD_WORDS, SENDER, SEVERAL, header, record,
 };
+use nccl_net::inspect::stats::lock::holder;
 
 /// A longer file is not one of these.
 const MAX_BYTES: u64 = 8 * (HEADER_WORDS + MAX_RECORDS * RECORD_WORDS) as u64 * 4;
@@ -44,7 +45,7 @@ impl StatsFile {
         if owner != own && owner != 0 && own != 0 {
             return Err(format!("it belongs to user {owner}, and this is user {own}"));
         }
-        Ok(Self { is_alive: holder(&file).is_some(), ..Self::parse(&whole(&file)?)? })
+        Ok(Self { is_alive: holder(file.as_fd()).is_some(), ..Self::parse(&whole(&file)?)? })
     }
 
     /// The file with these bytes, of a process that is not known to live.
@@ -156,19 +157,6 @@ pub(crate) fn text(words: &[u64]) -> String {
     let bytes: Vec<u8> =
         words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
-/// The process that has the lock on the first byte, by its number in this process's namespace; 0:
-/// it is not in that. `None`: nobody has it.
-pub(crate) fn holder(file: &File) -> Option<u32> {
-    // SAFETY: plain numbers, for which 0 is valid.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_whence, lock.l_len) =
-        (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
-    // SAFETY: a valid descriptor and a valid lock.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    let is_locked = asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short;
-    is_locked.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
 }
 
 /// The names of a sender's stages and of a receiver's.
