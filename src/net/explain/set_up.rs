@@ -29,7 +29,7 @@ pub enum Call {
 
 /// What an end waits for, in the order of the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum WaitsFor {
     /// A listener: a peer that connects.
     Peer,
     /// A TCP connection to the peer's port.
@@ -44,7 +44,7 @@ pub enum Stage {
     Commit,
 }
 
-impl Stage {
+impl WaitsFor {
     /// Whether the stage shows a fault, rather than a late peer.
     fn is_fault(self) -> bool {
         matches!(self, Self::Dial | Self::Port | Self::QueuePairs)
@@ -63,7 +63,7 @@ pub struct SetUpWait {
 
 #[derive(Debug)]
 struct State {
-    stage: Stage,
+    stage: WaitsFor,
     since: Instant,
     /// When NCCL last called; `None` if never.
     asked: Option<Instant>,
@@ -88,7 +88,7 @@ impl SetUpWait {
     /// A new set-up on `device`.
     pub fn new(call: Call, device: &str, address: SocketAddr) -> Arc<Self> {
         let now = Instant::now();
-        let stage = if call == Call::Accept { Stage::Peer } else { Stage::Dial };
+        let stage = if call == Call::Accept { WaitsFor::Peer } else { WaitsFor::Dial };
         let state = State {
             stage,
             since: now,
@@ -102,7 +102,7 @@ impl SetUpWait {
     }
 
     /// Records a call of NCCL that found it waiting in `stage`. Calls `detail` at intervals.
-    pub fn handle_call(&self, stage: Stage, detail: impl FnOnce() -> Detail) {
+    pub fn handle_call(&self, stage: WaitsFor, detail: impl FnOnce() -> Detail) {
         let now = Instant::now();
         let mut state = self.lock();
         state.asked = Some(now);
@@ -156,7 +156,7 @@ pub struct SetUp {
     /// The address where it listens or connects to.
     pub address: SocketAddr,
     /// What it waits for.
-    pub stage: Stage,
+    pub stage: WaitsFor,
     /// How long it has waited.
     pub age: Duration,
     /// How long NCCL has not called; `None` if it has never called.
@@ -205,30 +205,30 @@ impl fmt::Display for SetUp {
             Call::Connect => write!(f, "{device}: has been connecting to {address} for {age} s: ")?,
         }
         match stage {
-            Stage::Peer if !self.is_asked() => {
+            WaitsFor::Peer if !self.is_asked() => {
                 return write!(
                     f,
                     "NCCL here has not called accept for {unasked} s: it waits for something else first, or has abandoned the listener"
                 );
             }
-            Stage::Peer => write!(
+            WaitsFor::Peer => write!(
                 f,
                 "no peer has connected. It is late or has failed, uses another network or device, or cannot reach this address \
                  (NCCL_SOCKET_IFNAME)"
             )?,
-            Stage::Dial => write!(
+            WaitsFor::Dial => write!(
                 f,
                 "there is no TCP connection. Check that the peer's process runs, and that its port can be reached"
             )?,
-            Stage::Accept => write!(
+            WaitsFor::Accept => write!(
                 f,
                 "the peer has not accepted: its process answers, but NCCL there has not called accept. Run `ferrite hang` there"
             )?,
-            Stage::Port => write!(f, "a port of this end cannot be used")?,
-            Stage::QueuePairs => {
+            WaitsFor::Port => write!(f, "a port of this end cannot be used")?,
+            WaitsFor::QueuePairs => {
                 write!(f, "the queue pairs cannot be connected to those of {peer}")?
             }
-            Stage::Commit => {
+            WaitsFor::Commit => {
                 write!(f, "{peer} has received the reply but has not completed connect")?
             }
         }
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    fn set_up(call: Call, stage: Stage, age: u64, unasked: u64) -> SetUp {
+    fn set_up(call: Call, stage: WaitsFor, age: u64, unasked: u64) -> SetUp {
         let (age, unasked) = (Duration::from_secs(age), Some(Duration::from_secs(unasked)));
         let detail = Detail { peer: "the peer".into(), trouble: "errno".into() };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
@@ -259,7 +259,7 @@ mod tests {
     fn a_peer_that_may_be_late_is_a_warning_after_a_minute_and_a_fault_is_one_at_once() {
         let is_warning =
             |stage, age, unasked| set_up(Call::Connect, stage, age, unasked).is_warning(false);
-        for stage in [Stage::Peer, Stage::Accept, Stage::Commit] {
+        for stage in [WaitsFor::Peer, WaitsFor::Accept, WaitsFor::Commit] {
             assert_eq!(
                 [10, 59, 60].map(|age| is_warning(stage, age, 0)),
                 [false, false, true],
@@ -270,14 +270,14 @@ mod tests {
                 "the user has set the time"
             );
         }
-        for stage in [Stage::Dial, Stage::Port, Stage::QueuePairs] {
+        for stage in [WaitsFor::Dial, WaitsFor::Port, WaitsFor::QueuePairs] {
             assert!(is_warning(stage, 10, 0), "{stage:?}");
         }
     }
 
     #[test]
     fn what_nccl_does_not_ask_for_is_no_warning() {
-        for stage in [Stage::Peer, Stage::QueuePairs] {
+        for stage in [WaitsFor::Peer, WaitsFor::QueuePairs] {
             let left = set_up(Call::Accept, stage, 7200, 3);
             assert!(
                 !left.is_warning(true)
@@ -296,15 +296,15 @@ mod tests {
     #[test]
     fn a_fault_that_nccl_asks_for_is_reported_first() {
         let mut all = [
-            set_up(Call::Accept, Stage::Port, 900, 900),
-            set_up(Call::Accept, Stage::Peer, 50, 0),
-            set_up(Call::Connect, Stage::QueuePairs, 5, 0),
-            set_up(Call::Connect, Stage::Accept, 60, 0),
+            set_up(Call::Accept, WaitsFor::Port, 900, 900),
+            set_up(Call::Accept, WaitsFor::Peer, 50, 0),
+            set_up(Call::Connect, WaitsFor::QueuePairs, 5, 0),
+            set_up(Call::Connect, WaitsFor::Accept, 60, 0),
         ];
         sort(&mut all);
         assert_eq!(
             all.map(|one| one.stage),
-            [Stage::QueuePairs, Stage::Accept, Stage::Peer, Stage::Port]
+            [WaitsFor::QueuePairs, WaitsFor::Accept, WaitsFor::Peer, WaitsFor::Port]
         );
     }
 
@@ -329,9 +329,9 @@ mod tests {
         let age =
             |now, floor| wait.state_at(after(now), after(floor)).map(|found| found.age.as_secs());
         assert_eq!([age(9, 0), age(9, 8), age(9, 9)], [Some(9), Some(1), None]);
-        wait.handle_call(Stage::Dial, Detail::default);
+        wait.handle_call(WaitsFor::Dial, Detail::default);
         assert_eq!(wait.lock().since, start, "the same stage");
-        wait.handle_call(Stage::Accept, || Detail { peer: "p".into(), trouble: String::new() });
+        wait.handle_call(WaitsFor::Accept, || Detail { peer: "p".into(), trouble: String::new() });
         assert!(wait.lock().since > start);
         assert_eq!(wait.state_at(after(9), start).expect("it waits").detail.peer, "p");
         assert_eq!([wait.take_reported(), wait.take_reported()], [true, false]);
@@ -340,7 +340,7 @@ mod tests {
             wait.state_at(after(9), start).is_none(),
             "a listener that NCCL has not closed yet"
         );
-        wait.handle_call(Stage::Accept, Detail::default);
+        wait.handle_call(WaitsFor::Accept, Detail::default);
         assert!(wait.state_at(after(9), start).is_some(), "it is asked for another one");
     }
 }

@@ -35,7 +35,7 @@ use crate::net::control::fork::process_id;
 use crate::net::control::stream::{ControlStream, PeerStream};
 use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::nic::Nic;
-use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
+use crate::net::explain::set_up::{Call, Detail, SetUpWait, WaitsFor};
 use crate::net::peer::name::PeerName;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -171,12 +171,12 @@ impl Connector {
         self.handle == *handle
     }
 
-    fn waits_for(&self) -> set_up::Stage {
+    fn waits_for(&self) -> WaitsFor {
         match &self.stage {
-            Stage::Dialing(Dial::Waiting(..)) => set_up::Stage::Port,
-            Stage::Dialing(_) => set_up::Stage::Dial,
-            Stage::Awaiting(_) | Stage::Done => set_up::Stage::Accept,
-            Stage::Connecting(_) => set_up::Stage::QueuePairs,
+            Stage::Dialing(Dial::Waiting(..)) => WaitsFor::Port,
+            Stage::Dialing(_) => WaitsFor::Dial,
+            Stage::Awaiting(_) | Stage::Done => WaitsFor::Accept,
+            Stage::Connecting(_) => WaitsFor::QueuePairs,
         }
     }
 

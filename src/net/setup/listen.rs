@@ -24,7 +24,7 @@ use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{PreparedPath, RecvComm};
 use crate::net::device::networks::Networks;
 use crate::net::device::nic::Nic;
-use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
+use crate::net::explain::set_up::{Call, Detail, SetUpWait, WaitsFor};
 use crate::net::peer::name::PeerName;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -188,7 +188,7 @@ impl Listener {
             }
         }
         let furthest = candidates.iter().max_by_key(|candidate| candidate.waits_for());
-        let stage = furthest.map_or(set_up::Stage::Peer, Candidate::waits_for);
+        let stage = furthest.map_or(WaitsFor::Peer, Candidate::waits_for);
         self.wait.handle_call(stage, || furthest.map(Candidate::detail).unwrap_or_default());
         Ok(None)
     }
@@ -363,12 +363,12 @@ impl Candidate {
         Self { stream, name: None, deadline, rails, moved_to: None, trouble, steps, stage }
     }
 
-    fn waits_for(&self) -> set_up::Stage {
+    fn waits_for(&self) -> WaitsFor {
         match &self.stage {
-            Stage::Client => set_up::Stage::Peer,
-            Stage::Waiting(..) => set_up::Stage::Port,
-            Stage::Connecting(_) => set_up::Stage::QueuePairs,
-            Stage::Replied(_) => set_up::Stage::Commit,
+            Stage::Client => WaitsFor::Peer,
+            Stage::Waiting(..) => WaitsFor::Port,
+            Stage::Connecting(_) => WaitsFor::QueuePairs,
+            Stage::Replied(_) => WaitsFor::Commit,
         }
     }
 
