@@ -162,7 +162,7 @@ pub(super) unsafe fn connect(
         // SAFETY: NCCL's output pointer.
         unsafe { put(send_comm, std::ptr::null_mut(), "sendComm")? };
         if handle.is_null() {
-            return Err(Error::argument("handle is NULL"));
+            return Err(missing("handle"));
         }
         // SAFETY: NCCL's private copy of the 128 bytes; nothing else uses it during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
