@@ -128,7 +128,7 @@ miri() {
     miri_of ferrite-verbs prepared_write recv_chain work:: the_errno_of_an_earlier
     # The protocol, without what takes Miri minutes: any bytes of a peer's, and simulators, fuzzers and explorers, which try thousands of cases.
     miri_of ferrite-proto {cts,cts_window,endpoint}:: control::{acceptor,losses,redial}:: \
-        explain::{ends,inquiry,inquiry_tests,operation,report_times,verdict,watched}:: --skip any_
+        explain::{ends,inquiry,tests::inquiry,operation,report_times,verdict}:: --skip any_
     # So does any text of a rule.
     miri_of softrnic copy:: host:: network::header shm::
     ran+=(Miri)

@@ -39,8 +39,8 @@
 //! | `explain` | what a stalled operation waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | inputs of a fuzzer: messages of peers, and schedules |
-//! | `arrival_orders` | tests: every order of a few immediates |
-//! | `sample`, `malformed_input`, `exhaustive`, `random` | tests: what ends say at set-up; hostile peers; all values of small ranges |
+//! | `sample`, `random` | for tests: what ends say at set-up; random numbers by seed |
+//! | `tests` | tests of several files together |
 #![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)]
@@ -52,15 +52,11 @@
     )
 )]
 
-#[cfg(test)]
-mod arrival_orders;
 mod codec;
 pub mod control;
 pub mod cts;
 mod cts_window;
 pub mod endpoint;
-#[cfg(test)]
-mod exhaustive;
 pub mod explain;
 pub mod frame;
 #[cfg(any(test, feature = "simulator"))]
@@ -70,8 +66,6 @@ pub mod handshake;
 pub mod identity;
 pub mod imm;
 pub mod lanes;
-#[cfg(test)]
-mod malformed_input;
 pub mod rail_weights;
 #[cfg(any(test, feature = "simulator"))]
 pub mod random;
@@ -83,6 +77,8 @@ mod sample;
 pub mod send;
 pub mod shared;
 pub mod stripe;
+#[cfg(test)]
+mod tests;
 mod violation;
 
 pub use violation::Violation;

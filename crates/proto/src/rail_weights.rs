@@ -220,7 +220,7 @@ impl BusyPolls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exhaustive;
+    use crate::tests::exhaustive;
 
     /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the
     /// first rail's.

@@ -19,21 +19,15 @@
 //! | `ends` | all ends |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`report_times`] | when a wait is reported, and how often |
-//! | `many_ends` | tests: a process with many ends visits them once per step, not once per end |
-//! | `model` | tests: rings of stalled processes, each of which must name the cause |
 
 mod ends;
 pub mod inquiry;
-#[cfg(test)]
-mod inquiry_tests;
 mod local_end;
-#[cfg(test)]
-mod many_ends;
 pub mod message;
-#[cfg(test)]
-mod model;
 pub mod numbers;
 pub mod operation;
 pub mod report_times;
 pub mod snapshot;
+#[cfg(test)]
+mod tests;
 pub mod verdict;

@@ -1,17 +1,17 @@
 //! Tests of all values where there are few enough, and of sequence numbers that wrap. With
 //! `FERRITE_EXHAUSTIVE` set, of every value; else of some of them, evenly spread.
 
-use super::cts::{Cts, CtsWords};
-use super::imm::{Imm, LengthCode};
-use super::rail_weights::RailWeights;
-use super::random::Random;
-use super::recv::{Buffer, RecvFlow};
-use super::send::SendFlow;
-use super::stripe::Striping;
-use super::{RING_SLOTS, Violation};
+use crate::cts::{Cts, CtsWords};
+use crate::imm::{Imm, LengthCode};
+use crate::rail_weights::RailWeights;
+use crate::random::Random;
+use crate::recv::{Buffer, RecvFlow};
+use crate::send::SendFlow;
+use crate::stripe::Striping;
+use crate::{RING_SLOTS, Violation};
 
 /// From one value, or one input that a fuzzer has kept, to the next: 1, or `otherwise`.
-pub(super) fn step(otherwise: usize) -> usize {
+pub(crate) fn step(otherwise: usize) -> usize {
     if std::env::var_os("FERRITE_EXHAUSTIVE").is_some() { 1 } else { otherwise }
 }
 

@@ -1,13 +1,13 @@
 //! Tests of [`Inquiry`], one process at a time.
 
-use super::inquiry::{EndId, HEAD_START, Inquiry, Message, SEARCH_LIMIT};
-use super::local_end::{FRESH, millis};
-use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
-use super::numbers::{End, Numbers};
-use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
-use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
-use super::verdict::Verdict;
 use crate::control::Time;
+use crate::explain::inquiry::{EndId, HEAD_START, Inquiry, Message, SEARCH_LIMIT};
+use crate::explain::local_end::{FRESH, millis};
+use crate::explain::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
+use crate::explain::numbers::{End, Numbers};
+use crate::explain::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use crate::explain::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
+use crate::explain::verdict::Verdict;
 use crate::identity::Identity;
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
 //! A process with many ends: how often it visits them.
 
-use super::inquiry::{EndId, Finding, Inquiry, Message};
-use super::message::{Answer, LeastLead, Question, Standing};
-use super::numbers::{End, Numbers};
-use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
-use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
-use super::verdict::Verdict;
 use crate::control::Time;
+use crate::explain::inquiry::{EndId, Finding, Inquiry, Message};
+use crate::explain::message::{Answer, LeastLead, Question, Standing};
+use crate::explain::numbers::{End, Numbers};
+use crate::explain::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use crate::explain::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
+use crate::explain::verdict::Verdict;
 use crate::identity::Identity;
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! The effect of each immediate on an awaited message, in each state of the message: all orders of
 //! a few immediates.
 
-use super::cts::SlotIndex;
-use super::imm::{Imm, LengthCode};
-use super::recv::{Buffer, RecvFlow};
-use super::stripe::Striping;
-use super::{QpIndex, Violation};
+use crate::cts::SlotIndex;
+use crate::imm::{Imm, LengthCode};
+use crate::recv::{Buffer, RecvFlow};
+use crate::stripe::Striping;
+use crate::{QpIndex, Violation};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The message may have two stripes. Half of it is one stripe.

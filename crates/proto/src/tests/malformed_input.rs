@@ -1,14 +1,14 @@
-//! Tests with invalid input, beside those of the fuzzer's targets ([`super::fuzz`]): it is refused
+//! Tests with invalid input, beside those of the fuzzer's targets ([`crate::fuzz`]): it is refused
 //! with a text, or parsed as a value within bounds that survives encoding and parsing.
 
-use super::cts::{Cts, CtsWords, SlotIndex};
-use super::fuzz::check_stripes;
-use super::handle::{HANDLE_BYTES, Handle, Token};
-use super::rail_weights::RailWeights;
-use super::recovery::missing_list::{MissingList, MissingMessage};
-use super::send::{SendFlow, Transfer};
-use super::stripe::Striping;
-use super::{MAX_MESSAGE, PROTOCOL_VERSION};
+use crate::cts::{Cts, CtsWords, SlotIndex};
+use crate::fuzz::check_stripes;
+use crate::handle::{HANDLE_BYTES, Handle, Token};
+use crate::rail_weights::RailWeights;
+use crate::recovery::missing_list::{MissingList, MissingMessage};
+use crate::send::{SendFlow, Transfer};
+use crate::stripe::Striping;
+use crate::{MAX_MESSAGE, PROTOCOL_VERSION};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

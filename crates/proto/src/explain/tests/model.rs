@@ -3,12 +3,12 @@
 //! that reorders messages between processes. Each must name the cause, and none may name anything
 //! else.
 
-use super::inquiry::{EndId, Inquiry, Message};
-use super::message::{Answer, Cause, Question};
-use super::numbers::Numbers;
-use super::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
-use super::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
-use super::verdict::Verdict;
+use crate::explain::inquiry::{EndId, Inquiry, Message};
+use crate::explain::message::{Answer, Cause, Question};
+use crate::explain::numbers::Numbers;
+use crate::explain::operation::{Begun, BegunOperations, Call, Function, Operation, PeerRank};
+use crate::explain::snapshot::{CheckedEnd, Contact, EndCheck, EndSnapshot};
+use crate::explain::verdict::Verdict;
 use crate::identity::Identity;
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
