@@ -78,7 +78,7 @@ impl Endpoints {
 
 /// How often calls are made that find nothing, in each round of messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct InVain {
+pub(crate) struct EmptyCalls {
     /// `isend` without a receive.
     pub(crate) sends: u32,
     /// `test` of a receive that nothing was sent to.
@@ -113,7 +113,7 @@ pub(crate) enum Work {
         /// How many are in flight at a time.
         depth: usize,
         /// Calls of each round that find nothing.
-        in_vain: InVain,
+        empty_calls: EmptyCalls,
     },
     /// Make connections and close them.
     Connections {
@@ -151,8 +151,8 @@ impl Job {
         };
         self.verbs.prove()?;
         let result = match self.work {
-            Work::Messages { bytes, count, depth, in_vain } => {
-                run(&endpoints, bytes, count, depth, in_vain)?
+            Work::Messages { bytes, count, depth, empty_calls } => {
+                run(&endpoints, bytes, count, depth, empty_calls)?
             }
             Work::Connections { count, hold: false } => each(&endpoints, count)?,
             Work::Connections { count, hold: true } => all(&endpoints, count)?,
@@ -172,10 +172,10 @@ fn run(
     bytes: usize,
     count: u64,
     depth: usize,
-    in_vain: InVain,
+    empty_calls: EmptyCalls,
 ) -> Result<String> {
     let conn = endpoints.connect()?;
-    let mut path = Path { in_vain, ..Path::new(endpoints, &conn, bytes, depth)? };
+    let mut path = Path { empty_calls, ..Path::new(endpoints, &conn, bytes, depth)? };
     let last = ((count - 1) % depth as u64) as usize + 1;
     let rounds = (count - last as u64) / depth as u64;
     path.fill(0)?;
@@ -196,7 +196,9 @@ fn run(
     let us = spent.as_secs_f64() * 1e6 / count as f64;
     let mut line =
         format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message");
-    for (what, calls, least) in [("isend", in_vain.sends, sends), ("test", in_vain.tests, tests)] {
+    for (what, calls, least) in
+        [("isend", empty_calls.sends, sends), ("test", empty_calls.tests, tests)]
+    {
         if calls > 0 {
             line += &format!(
                 ", {:.2} ns per {what} without effect",
@@ -216,7 +218,7 @@ pub(crate) struct Path<'w> {
     /// Between the places of two messages in flight; bytes.
     stride: usize,
     depth: usize,
-    in_vain: InVain,
+    empty_calls: EmptyCalls,
     /// The least time that the sends and the tests without effect of a round have taken.
     least: [Duration; 2],
     deadline: Deadline,
@@ -241,7 +243,7 @@ impl<'w> Path<'w> {
             bytes,
             stride,
             depth,
-            in_vain: InVain::default(),
+            empty_calls: EmptyCalls::default(),
             least: [Duration::MAX; 2],
             deadline: endpoints.deadline("a message to itself"),
         })
@@ -276,9 +278,9 @@ impl<'w> Path<'w> {
     }
 
     /// The calls of `isend` that there is no receive for.
-    fn send_in_vain(&mut self) -> Result<()> {
+    fn send_empty(&mut self) -> Result<()> {
         let start = Instant::now();
-        for _ in 0..self.in_vain.sends {
+        for _ in 0..self.empty_calls.sends {
             if self.conn.send.send(&self.out, 0, self.bytes, TAG)?.is_some() {
                 return Err(Error::Data(
                     "a message was accepted that there is no receive for".into(),
@@ -294,7 +296,7 @@ impl<'w> Path<'w> {
     /// # Errors
     /// Those of the transport; [`Error::Data`] if a message has another length; [`Error::Stalled`].
     pub(crate) fn round(&mut self, count: usize) -> Result<()> {
-        self.send_in_vain()?;
+        self.send_empty()?;
         let Self {
             conn, ref out, ref into, bytes, stride, ref mut deadline, ref mut least, ..
         } = *self;
@@ -303,7 +305,7 @@ impl<'w> Path<'w> {
             receives
                 .push(posted(deadline, || conn.recv.receive(into, index * stride, bytes, TAG))?);
         }
-        let tests = self.in_vain.tests;
+        let tests = self.empty_calls.tests;
         let start = Instant::now();
         for _ in 0..tests {
             if receives.test_oldest()? {

@@ -7,7 +7,7 @@ use clap::Args;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::{DeviceArgs, SourceArgs, parse_size};
 use crate::error::Result;
-use crate::solo::{InVain, Job, Work};
+use crate::solo::{EmptyCalls, Job, Work};
 use crate::system::output;
 
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ impl Solo {
                 bytes: self.size,
                 count: self.messages,
                 depth: self.depth.into(),
-                in_vain: InVain { sends: self.refused_sends, tests: self.empty_tests },
+                empty_calls: EmptyCalls { sends: self.refused_sends, tests: self.empty_tests },
             },
         };
         let job = Job {
