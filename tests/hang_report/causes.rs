@@ -249,7 +249,7 @@ cases! { ();
     a_long_wait_for_a_path_is_none_for_nccl => a_wait_is_one_of_a_path(&[], false);
     a_long_wait_for_a_path_over_lanes_is_none_for_nccl =>
         a_wait_is_one_of_a_path(&[("FERRITE_LANES", "2")], false);
-    /// No call takes the short way.
+    /// No call takes the fast path.
     a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_for_nccl =>
         a_wait_is_one_of_a_path(&[], true);
 }

@@ -60,11 +60,11 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     })
 }
 
-/// A receive of one message takes the short way, and one of two the general way.
+/// A receive of one message takes the fast path, and one of two the slow path.
 #[test]
 fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Result<()> {
     const BYTES: usize = 1 << 16;
-    // The first message, and one that is timed, do not take the short way.
+    // The first message, and one that is timed, do not take the fast path.
     both(setting().map(|setting| setting.env("FERRITE_SAMPLE", "0")), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, BYTES)?;
         bench.exchange(worker, 0, 5000, 5000)?;

@@ -1,4 +1,4 @@
-//! The short way through `isend`, `irecv` and `test` does what the general one does: the same calls
+//! The fast path through `isend`, `irecv` and `test` does what the general one does: the same calls
 //! are answered alike, the same data arrives, and the counters of both ends and of the device are
 //! the same.
 
@@ -174,7 +174,7 @@ fn exchange(
 }
 
 /// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have
-/// called before, so that no call takes the short way.
+/// called before, so that no call takes the fast path.
 fn run(
     worker: &WorkerCtx,
     transport: &Transport,
@@ -221,7 +221,7 @@ fn device() -> Vec<Value> {
     pairs.chain(own_queues("completion_queues")).collect()
 }
 
-/// Without it every call takes the general way.
+/// Without it every call takes the slow path.
 fn membarrier() -> std::result::Result<(), Missing> {
     // SAFETY: a question.
     let commands = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_QUERY, 0) };
@@ -230,7 +230,7 @@ fn membarrier() -> std::result::Result<(), Missing> {
 }
 
 #[test]
-fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
+fn the_fast_path_and_the_general_one_do_the_same() -> Result<()> {
     let folder = Scratch::new();
     // Not strict: the device does everything at once, so that both runs find the same.
     let setting = in_folder(require!(setting()), &folder)

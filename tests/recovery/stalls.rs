@@ -93,9 +93,9 @@ fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
     })
 }
 
-/// Two threads have made calls, so that none of these takes the short way. The device of one end
+/// Two threads have made calls, so that none of these takes the fast path. The device of one end
 /// loses a write, and would send it again 17 s later.
-fn a_lost_write_is_found_by_the_long_way(lost: &str) -> Result<()> {
+fn a_lost_write_is_found_by_the_slow_path(lost: &str) -> Result<()> {
     let env = [("FERRITE_STALL_MS", "200"), ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_SAMPLE", "0")];
     run(Fabric::OneRail, &env, |worker| {
         let PeerConn { send, recv } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
@@ -126,8 +126,8 @@ fn a_lost_write_is_found_by_the_long_way(lost: &str) -> Result<()> {
 }
 
 cases! { Result<()>;
-    a_lost_message_is_found_by_the_long_way =>
-        a_lost_write_is_found_by_the_long_way("drop opcode=write-imm device=softrnic0 times=1");
-    a_lost_clear_to_send_is_found_by_the_long_way =>
-        a_lost_write_is_found_by_the_long_way("drop opcode=write device=softrnic1 times=1");
+    a_lost_message_is_found_by_the_slow_path =>
+        a_lost_write_is_found_by_the_slow_path("drop opcode=write-imm device=softrnic0 times=1");
+    a_lost_clear_to_send_is_found_by_the_slow_path =>
+        a_lost_write_is_found_by_the_slow_path("drop opcode=write device=softrnic1 times=1");
 }

@@ -27,7 +27,7 @@ pub struct Notices {
 struct Last {
     written: Instant,
     /// The line without its numbers, if lines with its key may repeat each other.
-    told: String,
+    wording: String,
     quiet: Duration,
     /// Lines suppressed since then.
     more: u32,
@@ -42,21 +42,21 @@ impl Notices {
     /// The line to write now for `text`, if any: at most one per [`QUIET`] and `key`. It includes
     /// the number of suppressed lines.
     pub fn line(&self, key: &str, text: &str) -> Option<String> {
-        self.line_that_tells(key, text, String::new(), QUIET)
+        self.line_worded(key, text, String::new(), QUIET)
     }
 
     /// [`Self::line`] with a back-off: a line that repeats the previous one, except for numbers,
     /// waits twice as long as that one, up to [`LONGEST_QUIET`].
     pub fn line_unless_repeated(&self, key: &str, text: &str) -> Option<String> {
-        let told = text.chars().filter(|char| !char.is_ascii_digit()).collect();
-        self.line_that_tells(key, text, told, LONGEST_QUIET)
+        let wording = text.chars().filter(|char| !char.is_ascii_digit()).collect();
+        self.line_worded(key, text, wording, LONGEST_QUIET)
     }
 
-    fn line_that_tells(
+    fn line_worded(
         &self,
         key: &str,
         text: &str,
-        told: String,
+        wording: String,
         longest: Duration,
     ) -> Option<String> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,8 @@ impl Notices {
         }
         let (mut more, mut quiet) = (0, QUIET);
         if let Some(last) = lines.get_mut(key) {
-            let (since, is_same) = (now.saturating_duration_since(last.written), last.told == told);
+            let (since, is_same) =
+                (now.saturating_duration_since(last.written), last.wording == wording);
             if since < if is_same { last.quiet } else { QUIET } {
                 last.more += 1;
                 return None;
@@ -76,7 +77,7 @@ impl Notices {
                 quiet = (2 * last.quiet).min(longest);
             }
         }
-        lines.insert(key.to_owned(), Last { written: now, told, quiet, more: 0 });
+        lines.insert(key.to_owned(), Last { written: now, wording, quiet, more: 0 });
         Some(if more == 0 {
             text.to_owned()
         } else {

@@ -5,28 +5,28 @@
 //! life of a connection, or once a second. So the first thread of NCCL's that enters owns the cell
 //! and enters by plain loads and stores; the others pay.
 //!
-//! | | the short way | the long way |
+//! | | the fast path | the slow path |
 //! |---|---|---|
 //! | who | the owner, while the [`StateWord`] is clear | the owner otherwise; visitors; another thread of NCCL's |
 //! | begins | stores [`INSIDE`] as its position, [`light_barrier`], loads the word: it is clear | sets the word's bit `held`, which was clear; then, if it is not the owner, [`heavy_barrier`], loads the owner's position until that is not [`INSIDE`] |
 //! | ends | stores its own id as its position | clears the bit |
 //!
-//! Two threads on the long way exclude each other by the bit. The owner on the long way is not on
-//! the short one at the same time. For another thread on the long way and the owner on the short
+//! Two threads on the slow path exclude each other by the bit. The owner on the slow path is not on
+//! the fast one at the same time. For another thread on the slow path and the owner on the fast
 //! one, the two halves of the barrier ensure that the owner finds the bit set, and steps back,
 //! or the other thread finds the owner inside, and waits. An owner that steps back may be seen as
 //! inside for a moment, which costs the other one a pause.
 //!
 //! Nobody but the owner stores its position, and there is one owner in the life of a cell: another
 //! one could not be sure that the first one is not just about to store. When a second thread of
-//! NCCL's enters, the word becomes shared: it is never clear again, and all take the long way. An
+//! NCCL's enters, the word becomes shared: it is never clear again, and all take the slow path. An
 //! owner that has ended may leave its id to a new thread, which is the owner then; and so it is in
 //! a forked child, where a position that says [`INSIDE`] keeps everybody out.
 //!
 //! As long as the kernel has not allowed the barrier there is no owner: nobody's id is the
-//! position, and all take the long way, on which the bit alone excludes. A thread becomes the owner
-//! while it holds the bit and knows that the barrier is allowed. Whoever holds the bit after it
-//! knows both, so each thread that could meet an owner on the short way has its half of the
+//! position, and all take the slow path, on which the bit alone excludes. A thread becomes the
+//! owner while it holds the bit and knows that the barrier is allowed. Whoever holds the bit after
+//! it knows both, so each thread that could meet an owner on the fast path has its half of the
 //! barrier.
 
 #![allow(unsafe_code)]
@@ -51,10 +51,10 @@ use std::time::Duration;
 pub struct ExclusiveCell<T> {
     // First, here and in what holds a cell: so all have one address, which takes one register.
     state: UnsafeCell<T>,
-    /// The owner's id while it is outside or on the long way, or [`INSIDE`]. Before there is an
+    /// The owner's id while it is outside or on the slow path, or [`INSIDE`]. Before there is an
     /// owner, [`NOBODY`].
     position: AtomicUsize,
-    /// The owner's id, [`NOBODY`], or [`ALL`]. Changed on the long way.
+    /// The owner's id, [`NOBODY`], or [`ALL`]. Changed on the slow path.
     owner: AtomicUsize,
     word: Arc<StateWord>,
     /// Odd while a visitor is inside or wants to enter: incremented before and after.
@@ -87,7 +87,7 @@ pub enum BegunCall<'a, T> {
     Other,
 }
 
-/// This thread is inside, by the short way.
+/// This thread is inside, by the fast path.
 #[derive(Debug)]
 #[must_use]
 #[repr(transparent)]
@@ -103,7 +103,7 @@ pub enum Occupant {
 }
 
 // No ids of threads.
-/// The owner is on the short way, or has panicked there.
+/// The owner is on the fast path, or has panicked there.
 const INSIDE: usize = 1;
 /// There is no owner yet.
 const NOBODY: usize = usize::MAX;
@@ -245,7 +245,7 @@ impl<T> ExclusiveCell<T> {
         is_left.then(|| self.state.get_mut())
     }
 
-    /// Whether the calling thread has entered by the short way.
+    /// Whether the calling thread has entered by the fast path.
     #[inline(always)]
     fn begin_short(&self) -> bool {
         let me = thread_id();
@@ -267,7 +267,7 @@ impl<T> ExclusiveCell<T> {
         self.position.store(thread_id(), Ordering::Release);
     }
 
-    /// Enters by the long way, for a thread of NCCL's, once a visitor has left.
+    /// Enters by the slow path, for a thread of NCCL's, once a visitor has left.
     ///
     /// # Errors
     /// It is not a visitor that is inside.

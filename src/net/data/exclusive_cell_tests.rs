@@ -95,7 +95,7 @@ fn nccls_thread_gets_an_error_after_a_visitor_has_panicked() {
 }
 
 #[test]
-fn the_first_thread_enters_by_the_short_way_until_another_one_enters() {
+fn the_first_thread_enters_by_the_fast_path_until_another_one_enters() {
     if !enable_barrier() {
         println!("skipped: the kernel refuses membarrier");
         return;
@@ -118,7 +118,7 @@ fn the_first_thread_enters_by_the_short_way_until_another_one_enters() {
 }
 
 #[test]
-fn a_cell_entered_before_the_kernel_allows_the_barrier_has_the_short_way_afterwards() {
+fn a_cell_entered_before_the_kernel_allows_the_barrier_has_the_fast_path_afterwards() {
     let cell = ExclusiveCell::new((), &Arc::default());
     let nothing = || cell.enter(|()| Ok(()));
     if !enable_barrier() {
@@ -132,7 +132,7 @@ fn a_cell_entered_before_the_kernel_allows_the_barrier_has_the_short_way_afterwa
 }
 
 #[test]
-fn the_short_way_is_closed_while_the_peers_state_is_not_0_or_the_owner_is_inside() {
+fn the_fast_path_is_closed_while_the_peers_state_is_not_0_or_the_owner_is_inside() {
     let is_allowed = enable_barrier();
     let word = Arc::new(StateWord::default());
     let cell = ExclusiveCell::new((), &word);
@@ -168,7 +168,7 @@ fn a_call_stays_inside_between_its_first_step_and_the_next_one_only() {
 }
 
 #[test]
-fn nobody_can_enter_after_a_panic_on_the_short_way() {
+fn nobody_can_enter_after_a_panic_on_the_fast_path() {
     let mut cell = cell(());
     assert_eq!(cell.enter(|()| Ok(())), Ok(()));
     assert!(cell.get_mut().is_some());
