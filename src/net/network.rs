@@ -395,7 +395,7 @@ fn open_stats(config: &Config) {
     if !config.stats {
         return;
     }
-    let of = stats::Process {
+    let of = stats::ProcessInfo {
         start_ticks: sysfs::start_ticks().unwrap_or_default(),
         pid_namespace: sysfs::pid_namespace().unwrap_or_default(),
         host: sysfs::host_name().to_owned(),

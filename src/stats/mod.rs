@@ -31,5 +31,5 @@ mod stalls;
 mod table;
 mod timing;
 
-pub use table::Process;
+pub use table::ProcessInfo;
 pub use timing::Completed;

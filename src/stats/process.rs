@@ -2,7 +2,7 @@
 
 use super::file::{Header, Words};
 use super::layout::{SEVERAL, header};
-use super::table::{Process, Table};
+use super::table::{ProcessInfo, Table};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,7 +24,7 @@ pub const DEFAULT_FOLDER: &str = "/dev/shm";
 ///
 /// # Errors
 /// The file cannot be created. Not fatal.
-pub fn open_file(folder: &str, process: &Process) -> Result<(), String> {
+pub fn open_file(folder: &str, process: &ProcessInfo) -> Result<(), String> {
     let mut table = lock();
     if table.is_none() {
         let made = table.insert(Table::in_file(Path::new(folder), process)?);

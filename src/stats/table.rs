@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The process's data in the header.
 #[derive(Debug, Clone, Default)]
-pub struct Process {
+pub struct ProcessInfo {
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
     /// The namespace of its process id; 0: not known.
@@ -71,7 +71,7 @@ impl Table {
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(super) fn in_file(folder: &Path, process: &Process) -> Result<Self, String> {
+    pub(super) fn in_file(folder: &Path, process: &ProcessInfo) -> Result<Self, String> {
         let path = StatsFile::path(folder, process.start_ticks, process.pid_namespace);
         // Files of dead processes go first: the new file may need their room.
         super::dead::sweep(folder, &path);
@@ -159,7 +159,7 @@ impl Table {
 }
 
 /// Writes the constant words of the header, the magic word last.
-fn describe(words: &Header, process: &Process) {
+fn describe(words: &Header, process: &ProcessInfo) {
     let label = process.label.unwrap_or_default();
     let numbers = [
         (header::LAYOUT, LAYOUT_MAJOR << 32 | LAYOUT_MINOR),

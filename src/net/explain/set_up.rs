@@ -20,7 +20,7 @@ const LATE: Duration = Duration::from_secs(60);
 
 /// The function that NCCL calls until it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub enum SetUpCall {
     /// `accept`, on a listener.
     Accept,
     /// `connect`.
@@ -54,7 +54,7 @@ impl WaitsFor {
 /// A waiting set-up. It is reported as long as it lives.
 #[derive(Debug)]
 pub struct SetUpWait {
-    call: Call,
+    call: SetUpCall,
     device: String,
     /// The address where it listens or connects to.
     address: SocketAddr,
@@ -86,13 +86,13 @@ pub struct Detail {
 
 impl SetUpWait {
     /// A new set-up on `device`.
-    pub fn new(call: Call, device: &str, address: SocketAddr) -> Arc<Self> {
+    pub fn new(call: SetUpCall, device: &str, address: SocketAddr) -> Arc<Self> {
         let now = Instant::now();
-        let stage = if call == Call::Accept { WaitsFor::Peer } else { WaitsFor::Dial };
+        let stage = if call == SetUpCall::Accept { WaitsFor::Peer } else { WaitsFor::Dial };
         let state = State {
             stage,
             since: now,
-            asked: (call == Call::Connect).then_some(now),
+            asked: (call == SetUpCall::Connect).then_some(now),
             detailed: now,
             detail: Detail::default(),
             is_reported: false,
@@ -150,7 +150,7 @@ impl SetUpWait {
 #[derive(Debug, Clone)]
 pub struct SetUp {
     /// The function that NCCL calls.
-    pub call: Call,
+    pub call: SetUpCall,
     /// The device.
     pub device: String,
     /// The address where it listens or connects to.
@@ -201,8 +201,12 @@ impl fmt::Display for SetUp {
             self;
         let (age, unasked) = (age.as_secs(), unasked.unwrap_or(*age).as_secs());
         match call {
-            Call::Accept => write!(f, "{device}: has been listening at {address} for {age} s: ")?,
-            Call::Connect => write!(f, "{device}: has been connecting to {address} for {age} s: ")?,
+            SetUpCall::Accept => {
+                write!(f, "{device}: has been listening at {address} for {age} s: ")?
+            }
+            SetUpCall::Connect => {
+                write!(f, "{device}: has been connecting to {address} for {age} s: ")?
+            }
         }
         match stage {
             WaitsFor::Peer if !self.is_asked() => {
@@ -236,7 +240,7 @@ impl fmt::Display for SetUp {
             write!(f, " ({trouble})")?;
         }
         if !self.is_asked() {
-            let call = if *call == Call::Accept { "accept" } else { "connect" };
+            let call = if *call == SetUpCall::Accept { "accept" } else { "connect" };
             write!(f, "; NCCL here has not called {call} for {unasked} s")?;
         }
         Ok(())
@@ -248,7 +252,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    fn set_up(call: Call, stage: WaitsFor, age: u64, unasked: u64) -> SetUp {
+    fn set_up(call: SetUpCall, stage: WaitsFor, age: u64, unasked: u64) -> SetUp {
         let (age, unasked) = (Duration::from_secs(age), Some(Duration::from_secs(unasked)));
         let detail = Detail { peer: "the peer".into(), trouble: "errno".into() };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
@@ -258,7 +262,7 @@ mod tests {
     #[test]
     fn a_peer_that_may_be_late_is_a_warning_after_a_minute_and_a_fault_is_one_at_once() {
         let is_warning =
-            |stage, age, unasked| set_up(Call::Connect, stage, age, unasked).is_warning(false);
+            |stage, age, unasked| set_up(SetUpCall::Connect, stage, age, unasked).is_warning(false);
         for stage in [WaitsFor::Peer, WaitsFor::Accept, WaitsFor::Commit] {
             assert_eq!(
                 [10, 59, 60].map(|age| is_warning(stage, age, 0)),
@@ -266,7 +270,7 @@ mod tests {
                 "{stage:?}"
             );
             assert!(
-                set_up(Call::Connect, stage, 10, 0).is_warning(true),
+                set_up(SetUpCall::Connect, stage, 10, 0).is_warning(true),
                 "the user has set the time"
             );
         }
@@ -278,7 +282,7 @@ mod tests {
     #[test]
     fn what_nccl_does_not_ask_for_is_no_warning() {
         for stage in [WaitsFor::Peer, WaitsFor::QueuePairs] {
-            let left = set_up(Call::Accept, stage, 7200, 3);
+            let left = set_up(SetUpCall::Accept, stage, 7200, 3);
             assert!(
                 !left.is_warning(true)
                     && left.to_string().contains("NCCL here has not called accept"),
@@ -296,10 +300,10 @@ mod tests {
     #[test]
     fn a_fault_that_nccl_asks_for_is_reported_first() {
         let mut all = [
-            set_up(Call::Accept, WaitsFor::Port, 900, 900),
-            set_up(Call::Accept, WaitsFor::Peer, 50, 0),
-            set_up(Call::Connect, WaitsFor::QueuePairs, 5, 0),
-            set_up(Call::Connect, WaitsFor::Accept, 60, 0),
+            set_up(SetUpCall::Accept, WaitsFor::Port, 900, 900),
+            set_up(SetUpCall::Accept, WaitsFor::Peer, 50, 0),
+            set_up(SetUpCall::Connect, WaitsFor::QueuePairs, 5, 0),
+            set_up(SetUpCall::Connect, WaitsFor::Accept, 60, 0),
         ];
         sort(&mut all);
         assert_eq!(
@@ -317,13 +321,13 @@ mod tests {
             let start = wait.lock().since;
             wait.state_at(start + SETTLED, start).expect("it waits").is_asked()
         };
-        assert_eq!([Call::Accept, Call::Connect].map(is_asked), [false, true]);
+        assert_eq!([SetUpCall::Accept, SetUpCall::Connect].map(is_asked), [false, true]);
     }
 
     #[test]
     fn a_stage_is_as_old_as_it_is_and_nothing_is_older_than_what_is_known() {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
-        let wait = SetUpWait::new(Call::Connect, "mlx5_0", address);
+        let wait = SetUpWait::new(SetUpCall::Connect, "mlx5_0", address);
         let start = wait.lock().since;
         let after = |seconds| start + Duration::from_secs(seconds);
         let age =

@@ -59,7 +59,7 @@ impl PeerAndDirection {
 
 /// A network operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Operation {
+pub(super) struct NetOperation {
     /// Orders operations by their beginning.
     pub(super) ordinal: u64,
     pub(super) call: Call,
@@ -74,10 +74,10 @@ pub(super) struct Operation {
 struct SlotContent {
     state: u64,
     way: u64,
-    operation: Operation,
+    operation: NetOperation,
 }
 
-impl Operation {
+impl NetOperation {
     /// Whether it is a send or a receive.
     pub(super) fn is_point_to_point(&self) -> bool {
         self.call.function.is_point_to_point()
@@ -103,7 +103,7 @@ impl SlotContent {
         Some(Self {
             state,
             way,
-            operation: Operation { ordinal, call, communicator, peer, is_send },
+            operation: NetOperation { ordinal, call, communicator, peer, is_send },
         })
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn end_all(id: u64) {
 
 /// All operations, in no order. Removes an operation if a later one of the same connection has
 /// ended: then it has ended unreported.
-pub(super) fn all() -> Vec<Operation> {
+pub(super) fn all() -> Vec<NetOperation> {
     let found: Vec<_> =
         TABLE.iter().filter_map(|place| Some((place, SlotContent::of(place)?))).collect();
     let (ended, begun): (Vec<_>, Vec<_>) =
@@ -186,7 +186,7 @@ const LAST: u64 = 64;
 pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Call> {
     let id = handle::id_of(communicator);
     let count = COUNT.load(Ordering::Relaxed);
-    let mut found: Option<Operation> = None;
+    let mut found: Option<NetOperation> = None;
     // An operation is in one of TRIES slots; its ordinal gives the first.
     let last_place = count.wrapping_add(TRIES - 2);
     for back in 0..LAST + TRIES - 1 {
@@ -199,7 +199,7 @@ pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Cal
         if state & 3 != FILLED || is_other || peer.is_some_and(|peer| peer != operation.peer) {
             continue;
         }
-        let is_unclear = |other: Operation| {
+        let is_unclear = |other: NetOperation| {
             other.is_point_to_point() != operation.is_point_to_point()
                 || other.peer != operation.peer && other.call != operation.call
         };

@@ -2,7 +2,7 @@
 
 use super::communicators::{self, Communicator};
 use super::handle;
-use super::live;
+use super::live::{self, NetOperation};
 use crate::proto::explain::operation::{BegunOperations, Operation, PeerRank};
 use crate::stats::labels::Labels;
 use std::collections::BTreeMap;
@@ -22,28 +22,28 @@ pub struct OperationsSnapshot {
 #[derive(Debug)]
 struct InFlight {
     /// The operation that was begun first.
-    first: live::Operation,
+    first: NetOperation,
     /// The first operation for each peer. `None`: there are point-to-point operations and others,
     /// which use separate connections, and the connection's kind is unknown.
-    by_peer: BTreeMap<u32, Option<live::Operation>>,
+    by_peer: BTreeMap<u32, Option<NetOperation>>,
     /// Whether all are part of one operation of NCCL.
     is_one: bool,
 }
 
 impl InFlight {
-    fn new(first: live::Operation) -> Self {
+    fn new(first: NetOperation) -> Self {
         Self { first, by_peer: BTreeMap::new(), is_one: true }
     }
 
     /// Adds `one`, which was begun after those that are there.
-    fn add(&mut self, one: live::Operation) {
+    fn add(&mut self, one: NetOperation) {
         self.is_one &= one.call == self.first.call;
         let to_peer = self.by_peer.entry(one.peer).or_insert(Some(one));
         *to_peer = to_peer.filter(|first| first.is_point_to_point() == one.is_point_to_point());
     }
 
     /// The first operation, if all belong to one operation of NCCL.
-    fn only(&self) -> Option<&live::Operation> {
+    fn only(&self) -> Option<&NetOperation> {
         self.is_one.then_some(&self.first)
     }
 }
@@ -57,7 +57,7 @@ impl OperationsSnapshot {
         Self::new(communicators, live)
     }
 
-    fn new(communicators: Vec<Communicator>, mut all: Vec<live::Operation>) -> Self {
+    fn new(communicators: Vec<Communicator>, mut all: Vec<NetOperation>) -> Self {
         all.sort_unstable_by_key(|one| one.ordinal);
         let mut this = Self { progress: Vec::new(), names: BTreeMap::new(), live: BTreeMap::new() };
         for Communicator { name, progress } in communicators {
@@ -121,7 +121,7 @@ impl OperationsSnapshot {
         self.of(ours.only()?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
     }
 
-    fn of(&self, found: &live::Operation, peer: PeerRank) -> Option<Operation> {
+    fn of(&self, found: &NetOperation, peer: PeerRank) -> Option<Operation> {
         let name = self.names.get(&found.communicator)?.clone();
         Some(Operation { call: found.call, communicator: found.communicator, name, peer })
     }
@@ -143,7 +143,7 @@ mod tests {
         let operation =
             |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
                 let call = Call { function: Function::AllReduce, number: Some(number) };
-                live::Operation { ordinal: ordinal as u64, call, communicator, peer, is_send }
+                NetOperation { ordinal: ordinal as u64, call, communicator, peer, is_send }
             };
         let progress =
             |communicator| BegunOperations { communicator, rank: 0, begun: [0; Function::COUNT] };
@@ -188,7 +188,7 @@ mod tests {
     fn of_a_peer_with_a_send_and_a_collective_operation_in_flight_none_is_reported() {
         let operation = |ordinal, function, peer| {
             let call = Call { function, number: None };
-            live::Operation { ordinal, call, communicator: 1, peer, is_send: false }
+            NetOperation { ordinal, call, communicator: 1, peer, is_send: false }
         };
         let progress = BegunOperations { communicator: 1, rank: 0, begun: [0; Function::COUNT] };
         let communicators = vec![Communicator { name: "dp".into(), progress }];

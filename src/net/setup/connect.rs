@@ -35,7 +35,7 @@ use crate::net::control::fork::process_id;
 use crate::net::control::stream::{ControlStream, PeerStream};
 use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::nic::Nic;
-use crate::net::explain::set_up::{Call, Detail, SetUpWait, WaitsFor};
+use crate::net::explain::set_up::{Detail, SetUpCall, SetUpWait, WaitsFor};
 use crate::net::peer::name::PeerName;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -131,7 +131,7 @@ impl Connector {
     pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>, of: NcclComm) -> Self {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
-        let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
+        let wait = SetUpWait::new(SetUpCall::Connect, &nic.name, handle.address);
         let rails = Rails::new(
             RailMask::first(nic.ports.len() as u8),
             nic.config.failover,

@@ -24,7 +24,7 @@ use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{PreparedPath, RecvComm};
 use crate::net::device::networks::Networks;
 use crate::net::device::nic::Nic;
-use crate::net::explain::set_up::{Call, Detail, SetUpWait, WaitsFor};
+use crate::net::explain::set_up::{Detail, SetUpCall, SetUpWait, WaitsFor};
 use crate::net::peer::name::PeerName;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -139,7 +139,7 @@ impl Listener {
             // A GID that is unknown now is ignored in the choice.
             *gid = port.local_address().map(|address| address.gid.gid).unwrap_or_default();
         }
-        let wait = SetUpWait::new(Call::Accept, &nic.name, handle.address);
+        let wait = SetUpWait::new(SetUpCall::Accept, &nic.name, handle.address);
         // From here on: the peer may connect, and NCCL may poll much later.
         let watched = nic.explain_set_up(&wait, &control);
         let listener =

@@ -7,7 +7,7 @@ use crate::control::losses::Losses;
 use crate::control::pool::ControlPool;
 use crate::control::redial::{DIAL_LIMIT, DOUBT_LIMIT, LOOK_EVERY, LOOKS, LifeSigns, Silence};
 use crate::control::refusal::Refusal;
-use crate::control::stream::{Phase, Role, Stream};
+use crate::control::stream::{Phase, Stream, StreamRole};
 use crate::control::{ConnId, StreamId, Time};
 use crate::explain::message::Answer;
 use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
@@ -97,7 +97,7 @@ impl ControlPlane {
         secret: Secret,
     ) -> StreamId {
         let conn = self.conn_to(now, address);
-        let id = self.add_stream(Stream::new(Role::Dials, token, secret, address, conn));
+        let id = self.add_stream(Stream::new(StreamRole::Dials, token, secret, address, conn));
         self.dialled.insert(secret, id);
         id
     }
@@ -192,7 +192,7 @@ impl ControlPlane {
         self.send_goodbye(id, "");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_waiting = self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id));
-        if stream.phase == Phase::Established && stream.role == Role::Dials && is_waiting {
+        if stream.phase == Phase::Established && stream.role == StreamRole::Dials && is_waiting {
             stream.phase = Phase::Closing(stream.failure.take().unwrap_or_default());
             stream.kept_until = Some(now + FAREWELL);
             self.expiring.insert((now + FAREWELL, id));
@@ -235,8 +235,8 @@ impl ControlPlane {
             self.expiring.remove(&(kept, id));
         }
         match stream.role {
-            Role::Accepts => self.acceptor.forget(&stream.token, &stream.secret, id),
-            Role::Dials => drop(self.dialled.remove(&stream.secret)),
+            StreamRole::Accepts => self.acceptor.forget(&stream.token, &stream.secret, id),
+            StreamRole::Dials => drop(self.dialled.remove(&stream.secret)),
         }
     }
 
@@ -632,7 +632,7 @@ impl ControlPlane {
         self.acceptor.check(&token, &hello.secret)?;
         let Some(found) = self.conns.get(&conn) else { return Ok(()) };
         let secret = hello.secret;
-        let mut stream = Stream::new(Role::Accepts, token, secret, found.peer, conn);
+        let mut stream = Stream::new(StreamRole::Accepts, token, secret, found.peer, conn);
         stream.caller = found.caller;
         let _ = stream.push(hello);
         let id = self.add_stream(stream);
@@ -708,7 +708,7 @@ impl ControlPlane {
         if is_last {
             stream.conn = None;
             // Its listener has not seen it yet: remove it.
-            if stream.role == Role::Accepts && self.acceptor.withdraw(&token, id) {
+            if stream.role == StreamRole::Accepts && self.acceptor.withdraw(&token, id) {
                 self.forget(id);
             }
             self.detach(conn, &secret);
@@ -835,8 +835,9 @@ impl ControlPlane {
     /// Asks the peer at `address` to resume all waiting streams over `conn`, or to dial for them.
     fn resume_all(&mut self, address: SocketAddr, conn: ConnId) {
         let waiting = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
-        let dials =
-            |id: &StreamId| self.streams.get(id).is_some_and(|stream| stream.role == Role::Dials);
+        let dials = |id: &StreamId| {
+            self.streams.get(id).is_some_and(|stream| stream.role == StreamRole::Dials)
+        };
         let (waiting, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(dials);
         self.pool.update(address, |peer| peer.resuming += waiting.len());
         others.into_iter().for_each(|id| self.ask_to_dial(conn, id));
@@ -969,7 +970,7 @@ impl ControlPlane {
         if stream.phase != Phase::Setup {
             return self.handle_established_end(now, id, end);
         }
-        if stream.role == Role::Accepts {
+        if stream.role == StreamRole::Accepts {
             let (token, is_lost) = (stream.token, matches!(end, End::Lost(_) | End::Closed));
             if is_lost && stream.has_replied {
                 stream.handle_closed(now, end);
@@ -1020,7 +1021,7 @@ impl ControlPlane {
         let jitter = self.roll();
         let Some(stream) = self.streams.get(&id) else { return };
         let Some(address) = stream.address() else { return self.keep_closed(now, id) };
-        let dials = stream.role == Role::Dials;
+        let dials = stream.role == StreamRole::Dials;
         let (conn, is_doubted) = self.pool.update(address, |peer| {
             peer.waiting.insert(id);
             match peer.conn.is_none() && peer.redial.due().is_none() {

@@ -29,7 +29,7 @@ pub enum Phase {
 /// Which end of the control connection dials, also after a loss. The other one may dial to ask for
 /// that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum StreamRole {
     /// This end.
     Dials,
     /// The peer.
@@ -44,7 +44,7 @@ pub struct Stream {
     /// Identifies the stream in frames.
     pub secret: Secret,
     /// Which end dials.
-    pub role: Role,
+    pub role: StreamRole,
     /// The other end's address.
     pub peer: SocketAddr,
     /// The control connection that carries it at present.
@@ -85,7 +85,13 @@ pub struct Stream {
 
 impl Stream {
     /// A stream in set-up over `conn`.
-    pub fn new(role: Role, token: Token, secret: Secret, peer: SocketAddr, conn: ConnId) -> Self {
+    pub fn new(
+        role: StreamRole,
+        token: Token,
+        secret: Secret,
+        peer: SocketAddr,
+        conn: ConnId,
+    ) -> Self {
         Self {
             token,
             secret,
@@ -97,7 +103,7 @@ impl Stream {
             phase: Phase::Setup,
             attempt: 0,
             is_resuming: false,
-            is_known: role == Role::Accepts,
+            is_known: role == StreamRole::Accepts,
             has_replied: false,
             receives_recovery: false,
             failure: None,
@@ -115,8 +121,8 @@ impl Stream {
     /// Where to dial a control connection: for this stream, or to ask the peer to dial one.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.role {
-            Role::Dials => Some(self.peer),
-            Role::Accepts => self.caller,
+            StreamRole::Dials => Some(self.peer),
+            StreamRole::Accepts => self.caller,
         }
     }
 

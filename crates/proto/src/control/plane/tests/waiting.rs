@@ -251,7 +251,7 @@ fn a_connection_knows_whether_a_frame_has_begun() {
 
 #[test]
 fn a_farewell_is_a_goodbye_and_nothing_else() {
-    let mut stream = Stream::new(Role::Accepts, TOKEN, [1; 16], here(), ConnId(1));
+    let mut stream = Stream::new(StreamRole::Accepts, TOKEN, [1; 16], here(), ConnId(1));
     for (kind, is_farewell) in [(Kind::Commit, false), (Kind::Goodbye, true)] {
         stream.push(Frame { kind, secret: [1; 16], body: Vec::new() }).expect("room");
         assert_eq!(stream.has_farewell(), is_farewell, "{kind:?}");
