@@ -164,7 +164,7 @@ impl ConnRecovery {
         // Losses before this point were not reported to this connection.
         self.handle_loss();
         if self.terms.count != self.terms.striping.rails() {
-            self.put_or_wait(Input::PortChanged);
+            self.put_or_retry_later(Input::PortChanged);
         }
     }
 
@@ -207,7 +207,7 @@ impl ConnRecovery {
 
     /// [`Self::put`] where no caller can handle an error: if no thread can be started, a watcher
     /// tries again.
-    fn put_or_wait(&self, input: Input) {
+    fn put_or_retry_later(&self, input: Input) {
         if let Err(e) = self.put(input) {
             self.nic.start_workers_later(&e);
         }
@@ -219,7 +219,7 @@ impl ConnRecovery {
     }
 
     /// Passes the events of the inbox to the state machine.
-    fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
+    fn handle_inputs(&self, work: &mut Work, end: &dyn End) -> Result<()> {
         loop {
             // One by one, so that the lock is not held while the machine works.
             let Some(input) = self.inbox.pop() else { return Ok(()) };
@@ -461,10 +461,7 @@ impl ConnRecovery {
     fn run_all(&self, work: &mut Work, end: &dyn End, looked: Instant) -> Result<Option<Instant>> {
         let mut next_step = None;
         loop {
-            self.take_in(work, end)?;
-            if work.lacks_rails.is_some() && !work.machine.is_running() {
-                self.check_ports(work, end);
-            }
+            self.handle_inputs(work, end)?;
             if self.peer.is_lost() {
                 work.machine.handle_lost(self.now());
             }
@@ -590,7 +587,7 @@ impl ConnRecovery {
     pub fn report_slow_lane(&self, qp: QpIndex, speed: Option<Speed>) {
         // Wakes no thread while no lane may move.
         if self.now().as_millis() as u64 >= self.next_move_ms.load(Ordering::Relaxed) {
-            self.put_or_wait(Input::SlowLane(qp, speed));
+            self.put_or_retry_later(Input::SlowLane(qp, speed));
         }
     }
 
@@ -656,14 +653,14 @@ impl ConnRecovery {
             self.nic.start_workers_later(&e);
         }
         if self.nic.cards.iter().any(|card| card.device().is_lost()) {
-            self.put_or_wait(Input::PortChanged);
+            self.put_or_retry_later(Input::PortChanged);
         }
     }
 }
 
 impl RecoveryEvents for ConnRecovery {
     fn handle_frame(&self, frame: Frame) {
-        self.put_or_wait(Input::Frame(frame));
+        self.put_or_retry_later(Input::Frame(frame));
     }
 
     fn handle_fault(&self, reason: &str) {
@@ -674,14 +671,14 @@ impl RecoveryEvents for ConnRecovery {
 
     fn handle_change(&self, change: &PeerChange) {
         match change {
-            PeerChange::Back => self.put_or_wait(Input::Back),
+            PeerChange::Back => self.put_or_retry_later(Input::Back),
             // A running connection needs no action, so no thread is started.
             PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
                 if self.peer.is_recovering() {
-                    self.put_or_wait(Input::PeerGone);
+                    self.put_or_retry_later(Input::PeerGone);
                 }
             }
-            PeerChange::Doubted => self.put_or_wait(Input::Doubted),
+            PeerChange::Doubted => self.put_or_retry_later(Input::Doubted),
             PeerChange::Lost(_) | PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
         }
     }
@@ -689,16 +686,13 @@ impl RecoveryEvents for ConnRecovery {
 
 impl PortListener for ConnRecovery {
     fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
-        if what == PortEvent::QueuePairError {
-            self.put_or_wait(Input::QueuePairFailed);
-            return 0;
-        }
         match what {
+            PortEvent::QueuePairError => self.put_or_retry_later(Input::QueuePairFailed),
             PortEvent::DeviceFatal => self.handle_loss(),
             PortEvent::Active | PortEvent::GidChange | PortEvent::LidChange => {
-                self.put_or_wait(Input::PortReady)
+                self.put_or_retry_later(Input::PortReady)
             }
-            PortEvent::Down | PortEvent::QueuePairError => self.put_or_wait(Input::PortChanged),
+            PortEvent::Down => self.put_or_retry_later(Input::PortChanged),
         }
         usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }

@@ -43,6 +43,7 @@ use crate::proto::random::{Random, run_seeds};
 use fabric::{End, REMOTE_ACCESS_ERROR};
 use faults::Fault;
 use plan::Plan;
+use std::time::Duration;
 use world::{Outcome, World, says_lost};
 
 /// Prints log lines with the simulated time.
@@ -207,7 +208,10 @@ fn recover(
     #[cfg(test)]
     show_lines();
     let plan = Plan::new(&mut random, 16);
-    let faults = faults(&mut random, &plan);
+    let mut faults = faults(&mut random, &plan);
+    if random.one_in(4) {
+        faults.recovers.most_starting = 0;
+    }
     World::with_recovery(random, plan, faults).recover()
 }
 
@@ -310,12 +314,42 @@ fn a_connection_does_not_wait_to_recover_if_another_rail_works_that_it_does_not_
     });
 }
 
+#[test]
+fn an_end_that_gets_no_acknowledgement_recovers_soon_or_after_2_s_if_many_others_do() {
+    for end in End::BOTH {
+        for (most_starting, expected) in [(1, 60..1000), (0, 2000..3000)] {
+            let mut random = Random::new(7);
+            let plan = Plan { tests_rarely: false, ..Plan::new(&mut random, 16) };
+            let mut faults = recovery_faults::Plan::survivable(&mut random, &plan);
+            faults.recovers.most_starting = most_starting;
+            let time = World::with_recovery(random, plan, faults).time_to_recover(end);
+            assert!(expected.contains(&time.as_millis()), "{end:?} {most_starting}: {time:?}");
+        }
+    }
+}
+
+/// Nothing would show that a message was lost meanwhile.
+#[test]
+fn an_end_that_detects_no_stall_does_not_wait_to_recover() {
+    for (stall_ms, may_wait) in [(60, true), (0, false)] {
+        let mut random = Random::new(7);
+        let plan = Plan::new(&mut random, 16);
+        let mut faults = recovery_faults::Plan::survivable(&mut random, &plan);
+        (faults.recovers.most_starting, faults.recovers.stall_ms) = (0, stall_ms);
+        let world = World::with_recovery(random, plan, faults);
+        let recovery = world.recovery_of(End::Sender).expect("it recovers");
+        assert_eq!(recovery.may_start(Duration::ZERO), !may_wait);
+    }
+}
+
 /// Although nothing is sent that would stall.
 #[test]
 fn a_connection_waits_for_seconds_at_most_and_then_leaves_a_port_that_is_down() {
     run_seeds(100, "a late fall", |seed| {
         let outcome = recover(Random::new(seed), recovery_faults::Plan::falls_late);
         assert!(outcome.is_all_delivered && outcome.recoveries > 0, "{outcome:?}");
+        // Then it waits for the port, and another may begin.
+        assert!(outcome.longest_start < Duration::from_secs(1), "{outcome:?}");
     });
 }
 

@@ -11,7 +11,7 @@ use super::ends::{Connection, Receiver, Sender};
 use super::fabric::{End, FLUSHED, Fabric, IMAGINARY, MAX_RETRIES, Polls, Written};
 use super::faults::Fault;
 use super::laws::Laws;
-use super::plan::{Plan, Recovers, place_of};
+use super::plan::{Plan, place_of};
 use super::recovery_faults::{self as recovered, When};
 use crate::error::Error;
 use crate::net::background::workers::Workers;
@@ -54,6 +54,8 @@ pub(super) struct Outcome {
     pub(super) recoveries: u32,
     /// Those before the last port came back.
     pub(super) before_back: u32,
+    /// The longest time that an end counted without a break as one that has just begun to recover.
+    pub(super) longest_start: Duration,
     pub(super) late_packets: u32,
     pub(super) resent: u32,
     /// Whether completions were read one after the other, or polled in batches.
@@ -102,13 +104,8 @@ pub(super) struct World {
 
 impl World {
     /// One whose ends recover from `faults`.
-    pub(super) fn with_recovery(
-        mut random: Random,
-        mut plan: Plan,
-        faults: recovered::Plan,
-    ) -> Self {
-        let most_starting = if random.one_in(4) { 0 } else { faults.recovers.most_starting };
-        plan.terms.recovers = Some(Recovers { most_starting, ..faults.recovers });
+    pub(super) fn with_recovery(random: Random, mut plan: Plan, faults: recovered::Plan) -> Self {
+        plan.terms.recovers = Some(faults.recovers);
         if !faults.recovers.left_out.is_empty() {
             plan.terms.ends.iter_mut().for_each(|(rails, _)| *rails = 2.max(*rails));
         }
@@ -501,6 +498,9 @@ struct Recovering {
     recoveries: u32,
     /// Those before the last port came back.
     before_back: u32,
+    /// Since when each end has counted as one that has just begun to recover.
+    starting: [Option<Instant>; 2],
+    longest_start: Duration,
     late_packets: u32,
     resent: u32,
     is_quiet_until_back: bool,
@@ -575,6 +575,8 @@ impl Recovering {
             failures: [None, None],
             recoveries: 0,
             before_back: 0,
+            starting: [None; 2],
+            longest_start: Duration::ZERO,
             late_packets: 0,
             resent: 0,
             is_quiet_until_back: plan.is_quiet_until_back,
@@ -621,6 +623,30 @@ impl World {
         outcome
     }
 
+    /// The time until `end` recovers if the other end acknowledges nothing from now on.
+    #[cfg(test)]
+    pub(super) fn time_to_recover(mut self, end: End) -> Duration {
+        self.post_receive();
+        while end == End::Sender && self.sending.is_empty() {
+            let announced: Vec<_> = device::with(|fabric| fabric.live_of(End::Receiver).collect());
+            announced.into_iter().for_each(|qp| self.deliver_on(qp));
+            self.submit();
+        }
+        let begin = clock::now();
+        while !self.peers[end as usize].is_recovering() {
+            clock::simulated::advance(Duration::from_millis(1));
+            match end {
+                End::Sender => self.test_sends(),
+                End::Receiver => self.test_receive(),
+            }
+        }
+        let time = clock::now() - begin;
+        self.sender.take().into_iter().for_each(Sender::close);
+        self.receiver.take().into_iter().for_each(Receiver::close);
+        clock::simulated::set(None);
+        time
+    }
+
     fn recovering(&mut self) -> &mut Recovering {
         self.recovery.as_mut().expect("a run with recovery")
     }
@@ -632,6 +658,7 @@ impl World {
             failures: recovery.failures.clone(),
             recoveries: recovery.recoveries,
             before_back: recovery.before_back,
+            longest_start: recovery.longest_start,
             late_packets: recovery.late_packets,
             resent: recovery.resent,
             polled: device::with(|fabric| fabric.polled),
@@ -863,6 +890,7 @@ impl World {
 
     /// Sets the clock to the next time at which something happens by itself.
     fn skip(&mut self, due: impl Iterator<Item = Instant>) {
+        self.look_at_counts();
         let recovery = self.recovery.as_mut().expect("a run with recovery");
         let now = clock::now();
         let healings = recovery.healings.iter().map(|(time, _)| *time);
@@ -870,6 +898,20 @@ impl World {
         let next = times.chain(healings).filter(|time| *time > now).min();
         let unknown = Duration::from_millis(1 + self.random.below(100));
         clock::simulated::set(Some(next.unwrap_or(now + unknown)));
+    }
+
+    /// Checks the counts of recovering connections when each job has run.
+    fn look_at_counts(&mut self) {
+        let (recovery, now) = (self.recovering(), clock::now());
+        for end in End::BOTH.into_iter().filter(|end| recovery.is_awake(*end)).collect::<Vec<_>>() {
+            let counts = recovery.nics[end as usize].workers.counts();
+            let is_gone = recovery.peers[end as usize].is_gone();
+            assert!(!is_gone || counts == (0, 0), "{counts:?} connections to no peer recover");
+            let since = &mut recovery.starting[end as usize];
+            *since = (counts.1 > 0).then(|| since.unwrap_or(now));
+            let lasts = since.map_or(Duration::ZERO, |since| now - since);
+            recovery.longest_start = recovery.longest_start.max(lasts);
+        }
     }
 
     fn heal(&mut self) {
@@ -898,7 +940,7 @@ impl World {
         }
     }
 
-    fn recovery_of(&self, end: End) -> Option<Arc<ConnRecovery>> {
+    pub(super) fn recovery_of(&self, end: End) -> Option<Arc<ConnRecovery>> {
         match end {
             End::Sender => self.sender.as_ref()?.comm.recovery.clone(),
             End::Receiver => self.receiver.as_ref()?.comm.recovery.clone(),
