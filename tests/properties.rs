@@ -87,7 +87,7 @@ fn nothing(_: (usize, &mut Properties)) {}
 /// Names are keys in NCCL's topology: where a card has two ports, the stock transport gives both
 /// the same.
 fn named_by_port((index, stock): (usize, &mut Properties)) {
-    stock.name = format!("{}:{}", stock.name, index % 2 + 1);
+    stock.name = format!("{}/{}", stock.name, index % 2 + 1);
 }
 
 mod same_as_of_stock_nccl {
@@ -141,7 +141,7 @@ mod same_as_of_stock_nccl {
             ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
         are_equal(&options, &[FUSED], 2, |(index, stock)| {
             assert_eq!(stock.name, format!("softrnic{index}+softrnic{index}"));
-            stock.name = format!("softrnic{index}:1+softrnic{index}:2");
+            stock.name = format!("softrnic{index}/1+softrnic{index}/2");
         })
     }
 
@@ -149,7 +149,7 @@ mod same_as_of_stock_nccl {
     fn two_ports_of_cards_that_a_filter_admits_as_one_device() -> Result<()> {
         let env = [FUSED, ("NCCL_IB_HCA", "softrnic0:2,softrnic1:1,softrnic3:1")];
         are_equal(&["--same-card", "--devices", "4", "--ports", "2"], &env, 2, |(index, stock)| {
-            stock.name = ["softrnic0:2+softrnic1:1", "softrnic3:1"][index].into();
+            stock.name = ["softrnic0/2+softrnic1/1", "softrnic3/1"][index].into();
         })
     }
 
@@ -172,7 +172,7 @@ mod same_as_of_stock_nccl {
         ];
         let ports = [(0, 2), (1, 1), (1, 2), (2, 1)];
         are_equal(&options, &[], 4, |(index, stock)| {
-            stock.name = format!("{}:{}", stock.name, ports[index].1);
+            stock.name = format!("{}/{}", stock.name, ports[index].1);
         })
     }
 

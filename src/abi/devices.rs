@@ -30,7 +30,8 @@ const LAST_WITH_SINGLES: u32 = 10;
 pub(super) struct Device {
     /// The device.
     pub(super) nic: Arc<Nic>,
-    /// Its name.
+    /// Its name to NCCL: that of the network, with `mlx5_0/2` instead of `mlx5_0:2`. In
+    /// `NCCL_NET_FORCE_MERGE` a colon ends the name. No name in sysfs has a slash, so names differ.
     pub(super) name: CString,
     /// The path of its PCI function, if it has one.
     pub(super) pci_path: Option<CString>,
@@ -220,8 +221,10 @@ impl Device {
         let string = |text: &str| {
             CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")))
         };
-        let (name, pci_path) =
-            (string(&nic.name)?, nic.first().card.pci_path().map(string).transpose()?);
+        let (name, pci_path) = (
+            string(&nic.name.replace(':', "/"))?,
+            nic.first().card.pci_path().map(string).transpose()?,
+        );
         Ok(Self { nic, name, pci_path, members })
     }
 }

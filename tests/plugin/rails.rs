@@ -34,8 +34,8 @@ fn exchange_all(worker: &mut WorkerCtx, expected: [&str; 2]) -> Result<()> {
 
 const PAIRS: [&str; 2] = ["softrnic0+softrnic1", "softrnic2+softrnic3"];
 const FOURS: [&str; 2] = [
-    "softrnic0:1+softrnic0:2+softrnic1:1+softrnic1:2",
-    "softrnic2:1+softrnic2:2+softrnic3:1+softrnic3:2",
+    "softrnic0/1+softrnic0/2+softrnic1/1+softrnic1/2",
+    "softrnic2/1+softrnic2/2+softrnic3/1+softrnic3/2",
 ];
 
 cases! { Result<()>;
@@ -72,7 +72,7 @@ fn every_size_arrives_from_four_rails_at_one_port() -> Result<()> {
             set("NCCL_IB_HCA", "softrnic3:1");
             set("NCCL_IB_QPS_PER_CONNECTION", "5");
         }
-        exchange_all(worker, [FOURS[0], "softrnic3:1"])
+        exchange_all(worker, [FOURS[0], "softrnic3/1"])
     };
     faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
@@ -85,7 +85,7 @@ fn every_size_arrives_from_two_rails_at_three() -> Result<()> {
             if worker.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" },
         );
         set("NCCL_IB_QPS_PER_CONNECTION", if worker.rank() == 0 { "2" } else { "9" });
-        exchange_all(worker, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
+        exchange_all(worker, ["softrnic0/1+softrnic0/2", "softrnic2/2+softrnic3/1+softrnic3/2"])
     };
     faithful::run(&["--devices", "4", "--ports", "2"], |s| s, body)
 }
@@ -111,6 +111,13 @@ fn unlike_ports_are_not_fused() -> Result<()> {
 fn nothing_is_fused_if_merging_is_switched_off() -> Result<()> {
     let all = ["softrnic0", "softrnic1"];
     shown(&[], ("NCCL_IB_MERGE_NICS", "0"), &all)
+}
+
+/// NCCL takes a colon in that list for the end of a name, and compares whole names.
+#[test]
+fn nccl_net_force_merge_can_name_each_port() -> Result<()> {
+    let all = ["softrnic0/1", "softrnic0/2", "softrnic1/1", "softrnic1/2"];
+    shown(&["--ports", "2"], ("NCCL_IB_MERGE_NICS", "0"), &all)
 }
 
 /// They share a port with the physical function: together they are not faster.
@@ -152,13 +159,14 @@ fn like_ports_are_fused_and_logged() -> Result<()> {
         |s| s,
         |_| {
             let transport = plugin_transport()?;
-            let fused = ["softrnic0:1+softrnic1:1", "softrnic0:2+softrnic1:2", FOURS[1]];
+            let fused = ["softrnic0/1+softrnic1/1", "softrnic0/2+softrnic1/2", FOURS[1]];
             assert_eq!(names(&transport)?, fused);
             let told: Vec<_> =
                 (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
             assert_eq!(told, [800_000, 400_000, 1_600_000]);
             let lines = lab::nccl::debug_log::lines();
             for (name, rails) in fused.iter().zip([2, 2, 4]) {
+                let name = name.replace('/', ":");
                 let words = format!("the {rails} rails of {name} are ports of one card");
                 assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:#?}");
             }
