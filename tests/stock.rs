@@ -103,10 +103,11 @@ fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<(
 const PROXY_EVENTS: i32 = 8;
 
 /// The loader of `release` finds the profiler in the network plugin: with no setting, and where
-/// there is no library of the name.
+/// there is no file of the name.
 fn finds_profiler(release: &str) -> Result<()> {
     asked_for(release, &[], PROXY_EVENTS)?;
-    asked_for(release, &[("NCCL_PROFILER_PLUGIN", "ferrite")], PROXY_EVENTS)
+    asked_for(release, &[("NCCL_PROFILER_PLUGIN", "ferrite")], PROXY_EVENTS)?;
+    asked_for(release, &[("NCCL_PROFILER_PLUGIN", "/missing/profiler.so")], PROXY_EVENTS)
 }
 
 cases! { Result<()>;

@@ -285,7 +285,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_PROFILER_PLUGIN",
         Kind::Text,
-        "a profiler instead of Ferrite's: operations then have no names. `none`: no profiler",
+        "a profiler instead of Ferrite's: operations then have no names. If the file is missing, NCCL takes Ferrite's. `none`: no profiler",
     ),
     variable(
         "NCCL_OOB_NET_ENABLE",
