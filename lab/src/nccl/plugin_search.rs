@@ -360,6 +360,8 @@ pub struct NcclFile {
     pub version: Option<Version>,
     /// PyTorch of the same Python takes it, whatever the loader's folders have.
     pub is_of_pytorch: bool,
+    /// The wheels beside it that install this file, such as `nvidia-nccl-cu12 2.21.5`.
+    pub wheels: Vec<String>,
 }
 
 const FILE: &str = "libnccl.so.2";
@@ -368,24 +370,38 @@ const FILE: &str = "libnccl.so.2";
 /// the job's own first.
 pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
     let mut found: Vec<NcclFile> = Vec::new();
-    let mut add = |path: PathBuf, is_of_pytorch: bool| {
+    let mut add = |path: PathBuf, is_of_pytorch: bool, wheels: Vec<String>| {
         let resolved = loader.root.resolved(&path);
         match found.iter_mut().find(|known| loader.root.resolved(&known.path) == resolved) {
-            Some(known) => known.is_of_pytorch |= is_of_pytorch,
+            Some(known) => {
+                known.is_of_pytorch |= is_of_pytorch;
+                known.wheels.extend(wheels);
+                known.wheels.sort();
+                known.wheels.dedup();
+            }
             None => {
                 let version = version(&loader.root.path(&path));
-                found.push(NcclFile { path, version, is_of_pytorch });
+                found.push(NcclFile { path, version, is_of_pytorch, wheels });
             }
         }
     };
-    loader.places(FILE).into_iter().for_each(|path| add(path, false));
+    loader.places(FILE).into_iter().for_each(|path| add(path, false, Vec::new()));
     for folder in python_folders(loader) {
         let path = folder.join("nvidia/nccl/lib").join(FILE);
         if loader.root.exists(&path) {
-            add(path, loader.root.exists(folder.join("torch/lib")));
+            let names = loader.root.names(&folder);
+            let wheels = names.iter().filter_map(|name| wheel(name)).collect();
+            add(path, loader.root.exists(folder.join("torch/lib")), wheels);
         }
     }
     found
+}
+
+/// The wheel of NCCL whose metadata are in a folder of this name.
+fn wheel(folder: &str) -> Option<String> {
+    let (cuda, release) =
+        folder.strip_prefix("nvidia_nccl_cu")?.strip_suffix(".dist-info")?.split_once('-')?;
+    Some(format!("nvidia-nccl-cu{cuda} {release}"))
 }
 
 /// The folders of Python's packages: of `$PYTHONPATH`, of the first Python in `$PATH`, of

@@ -122,6 +122,28 @@ fn nccl_names_the_library_that_pytorch_takes_and_what_goes_beside_the_plugin() {
 }
 
 #[test]
+fn nccl_warns_of_wheels_that_overwrote_each_other() {
+    let packages = "/usr/local/lib/python3.11/site-packages";
+    let library = format!("{packages}/nvidia/nccl/lib/libnccl.so.2");
+    let with = |wheels: &[&str]| {
+        let setup = setup("nccl").file(&library, "\0NCCL version 2.28.9+cuda13.0\0");
+        wheels.iter().fold(setup, |setup, wheel| {
+            setup.file(&format!("{packages}/{wheel}.dist-info/METADATA"), "")
+        })
+    };
+    let (cu12, cu13) = ("nvidia_nccl_cu12-2.21.5", "nvidia_nccl_cu13-2.28.9");
+    let both = with(&[cu12, cu13]).look();
+    both.is(
+        "warn",
+        &[
+            &format!("{library} is a file of nvidia-nccl-cu12 2.21.5 and nvidia-nccl-cu13 2.28.9"),
+            "pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13;",
+        ],
+    );
+    with(&[cu13, "nvidia_nvshmem_cu12-3.3.9", "nvidia_nccl_cu12"]).look().is("ok", &["2.28.9"]);
+}
+
+#[test]
 fn firmware_warns_of_devices_of_one_kind_that_differ() {
     let with = |one: &str, other: &str| {
         [("x0", one), ("x1", other)].into_iter().fold(

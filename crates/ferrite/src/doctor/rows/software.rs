@@ -192,7 +192,7 @@ fn build_of(file: &Path) -> Option<String> {
 pub(crate) const VERSION_ROWS: &[Row] = &[
     Row {
         name: "nccl",
-        what: "each libnccl.so.2, its version, and which one PyTorch loads; warn below 2.20, for 2.23 to 2.27, and if versions differ",
+        what: "each libnccl.so.2, its version, and which one PyTorch loads; warn below 2.20, for 2.23 to 2.27, if versions differ or wheels share a file",
         why: "the plugin serves NCCL 2.20 and later. In 2.23 to 2.25 ncclCommAbort never returns after a network error. 2.26 and 2.27 do not report it to the application. A process loads the first that it finds",
         cure: "keep one version, 2.28.3 or later so that jobs see errors: remove the others, or set LD_LIBRARY_PATH to its folder",
         look: nccl,
@@ -219,6 +219,7 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
         return vec![Finding::unknown("", "no libnccl.so.2 where the loader and Python look")];
     }
     let mut found: Vec<Finding> = files.iter().map(of_file).collect();
+    found.extend(files.iter().filter_map(of_wheels));
     let versions: BTreeSet<Version> = files.iter().filter_map(|file| file.version).collect();
     let of_pytorch = files.iter().find(|file| file.is_of_pytorch);
     if versions.len() > 1 {
@@ -244,7 +245,7 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
     found
 }
 
-fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
+fn of_file(NcclFile { path, version, is_of_pytorch, .. }: &NcclFile) -> Finding {
     let shown = path.display();
     let Some(version) = version else {
         return Finding::unknown("", format!("{shown}: its version is not known"));
@@ -262,6 +263,23 @@ fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
         }
         _ => Finding::ok("", text),
     }
+}
+
+/// The verdict on a file that several wheels install.
+fn of_wheels(NcclFile { path, wheels, .. }: &NcclFile) -> Option<Finding> {
+    if wheels.len() < 2 {
+        return None;
+    }
+    let packages: Vec<&str> = wheels.iter().filter_map(|wheel| wheel.split(' ').next()).collect();
+    let text = format!(
+        "{} is a file of {}: the last that was installed has overwritten the others",
+        path.display(),
+        wheels.join(" and ")
+    );
+    Some(Finding::warn("", text).cure(format!(
+        "pip uninstall {}; then pip install the one that `pip show torch` requires, in the release above",
+        packages.join(" ")
+    )))
 }
 
 /// What a release sends over its built-in transport although it has the plugin.
