@@ -4,7 +4,8 @@
 # One expects: an error, a line in the log, or the GID that NCCL takes without the variable.
 # What happens: the search begins with entry 0, which on Linux is the link-local address with RoCE v1, and the range excludes all that is
 #   better. No line says so, even at INFO. A port that has only link-local addresses gets RoCE v1 in the same way, whatever the variable. A
-#   range of IPv6 has no effect unless NCCL_IB_ADDR_FAMILY is AF_INET6; that has a line at INFO.
+#   range of IPv6 has no effect unless NCCL_IB_ADDR_FAMILY is AF_INET6; that has a line at INFO. Without that variable, a port with IPv6
+#   addresses alone also gets entry 0, and IPv4 with RoCE v1 comes before IPv6 with v2.
 # What follows: with one range for a whole cluster, a port outside it uses another protocol than its peers. RoCE v1 is not routed, and the
 #   switches' classes for RoCE v2 do not apply to it. Make sure that each port has an address in the range, or set NCCL_IB_GID_INDEX.
 #
@@ -56,15 +57,24 @@ for release in 2.28.9 2.30.7 2.32.3; do
     seen=$(
         echo "no range: $(choose)"
         for range in 198.51.100.0/24 203.0.113.0/24 2001:db8::/32; do echo "$range: $(choose "NCCL_IB_ADDR_RANGE=$range")"; done
-        echo "2001:db8::/32, AF_INET6: $(choose NCCL_IB_ADDR_RANGE=2001:db8::/32 NCCL_IB_ADDR_FAMILY=AF_INET6)"
+        for range in 2001:db8::/32 198.51.100.0/24; do
+            echo "$range, AF_INET6: $(choose "NCCL_IB_ADDR_RANGE=$range" NCCL_IB_ADDR_FAMILY=AF_INET6)"
+        done
         table=(fe80::1={1,2})
         echo "link-local addresses alone: $(choose)"
+        table=(fe80::1={1,2} 2001:db8::1={1,2})
+        echo "IPv6 alone: $(choose)"
+        table=(fe80::1={1,2} ::ffff:192.0.2.1=1 2001:db8::1=2)
+        echo "IPv4 with v1, IPv6 with v2: $(choose)"
     )
     compare "NCCL $release" "$seen" "no range: entry 3, ::ffff:192.0.2.1=2
 198.51.100.0/24: entry 5, ::ffff:198.51.100.1=2
 203.0.113.0/24: entry 0, fe80::1=1
 2001:db8::/32: NET/IB: Ip address '2001:db8::' is invalid for family AF_INET, ignoring address entry 3, ::ffff:192.0.2.1=2
 2001:db8::/32, AF_INET6: entry 7, 2001:db8::1=2
-link-local addresses alone: entry 0, fe80::1=1"
+198.51.100.0/24, AF_INET6: NET/IB: Ip address '198.51.100.0' is invalid for family AF_INET6, ignoring address entry 7, 2001:db8::1=2
+link-local addresses alone: entry 0, fe80::1=1
+IPv6 alone: entry 0, fe80::1=1
+IPv4 with v1, IPv6 with v2: entry 2, ::ffff:192.0.2.1=1"
 done
 exit "$status"

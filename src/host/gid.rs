@@ -297,12 +297,39 @@ mod tests {
         }
     }
 
+    /// `findings/nccl-address-range-without-match-is-gid-0.sh` has NCCL's choices.
     #[test]
-    fn a_fabric_of_ipv6_only() {
-        assert_eq!(
-            chosen(&[entry(0, "fe80::1", Some(2)), entry(5, "2001:db8::1", Some(2))]),
-            Some(5)
-        );
+    fn where_nccls_own_transport_chooses_otherwise() {
+        type Address = (&'static str, u8);
+        const LINK: [Address; 2] = [("fe80::1", 1), ("fe80::1", 2)];
+        const MANY: [Address; 6] = [
+            ("192.0.2.1", 1),
+            ("192.0.2.1", 2),
+            ("198.51.100.1", 1),
+            ("198.51.100.1", 2),
+            ("2001:db8::1", 1),
+            ("2001:db8::1", 2),
+        ];
+        let range = |text| AddressRange::parse(text).ok();
+        let (v4, v6) = ("198.51.100.0/24", "2001:db8::/32");
+        let peer = Some(entry(0, "198.51.100.9", None).gid);
+        // The addresses after the link-local ones, the preference, the chosen index.
+        let cases: [(&[Address], Preference, u8); 7] = [
+            (&[], WANT, 1),
+            (&MANY[4..], WANT, 3),
+            (&[MANY[0], MANY[5]], WANT, 3),
+            (&MANY, Preference { peer, ..WANT }, 5),
+            (&MANY, Preference { range: range("203.0.113.0/24"), ..WANT }, 3),
+            (&MANY, Preference { range: range(v6), ..WANT }, 7),
+            (&MANY, Preference { range: range(v4), family: Family::V6, ..WANT }, 5),
+        ];
+        for (addresses, want, index) in cases {
+            let table: Vec<_> = (0..)
+                .zip(LINK.iter().chain(addresses))
+                .map(|(i, (address, version))| entry(i, address, Some(*version)))
+                .collect();
+            assert_eq!(choose(&table, &want).map(|e| e.index), Some(index), "{table:?} {want:?}");
+        }
     }
 
     #[test]
