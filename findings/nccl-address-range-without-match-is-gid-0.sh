@@ -9,7 +9,7 @@
 # What follows: with one range for a whole cluster, a port outside it uses another protocol than its peers. RoCE v1 is not routed, and the
 #   switches' classes for RoCE v2 do not apply to it. Make sure that each port has an address in the range, or set NCCL_IB_GID_INDEX.
 #
-# Seen with nvidia-nccl-cu12 2.28.9, 2.30.7 and 2.32.3, by the function that chooses the GID, over a stand-in for libibverbs and for the files
+# Seen with nvidia-nccl-cu12 2.28.9, 2.30.7 and 2.32.3, by the function that chooses the GID. A stand-in replaces libibverbs and the files
 # in which the kernel gives the RoCE version of each entry.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"

@@ -2,8 +2,8 @@
 # If a profiler plugin's init fails, NCCL says "Continue without profiler". It continues with it. From 2.30 on, the end of that communicator
 # closes the plugin for all others.
 #
-# One expects: a communicator whose init failed has no profiler, so that no event and no finalize come with its context, and the profiler
-#   of the other communicators works on.
+# One expects: a communicator whose init failed has no profiler, so that no event and no finalize come with its context. The profiler of
+#   the other communicators works on.
 # What happens: creating the communicator succeeds. Its events come, with whatever init wrote as the context, and so does finalize. From
 #   2.30 on, finalize of the failed communicator is the last call of all: NCCL closes the plugin, other communicators lose their events, and
 #   finalize never comes for them. A profiler that writes its file in finalize writes nothing.

@@ -2,7 +2,7 @@
 # An environment plugin of NCCL that knows nothing of a variable hides it: NULL means "not set", not "ask the environment". NCCL_DEBUG is
 # an exception: of it, NCCL asks the environment alone.
 #
-# One expects: a plugin that provides three settings of a site answers NULL for all other names, and NCCL then reads these from the
+# One expects: a plugin that provides three settings of a site answers NULL for all other names. NCCL then reads these from the
 #   environment or its configuration file. The plugin may also set NCCL_DEBUG.
 # What happens: with a plugin, NCCL asks it alone. A user's NCCL_NET_PLUGIN has no effect, whether a variable or a line of a configuration
 #   file, and NCCL_SOCKET_IFNAME is asked of the plugin as well. No message says so. For a value of the plugin, the log says "set by

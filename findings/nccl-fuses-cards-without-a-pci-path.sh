@@ -3,8 +3,8 @@
 #
 # One expects: by default NCCL fuses the ports of one card (NCCL_NET_MERGE_LEVEL=PORT). Where it cannot know, it fuses nothing. In each case
 #   the GUIDs, which plugins give, tell cards from each other.
-# What happens: if a plugin leaves pciPath NULL, or names a path that is not there, NCCL attaches the device to the first processor, all of
-#   them below one card. So they are ports of one card, and NCCL asks the plugin to fuse them, in groups of four in the order of their
+# What happens: if a plugin leaves pciPath NULL, or names a path that is not there, NCCL attaches the device to the first processor. All
+#   these devices get one card. So they are ports of one card, and NCCL asks the plugin to fuse them, in groups of four in the order of their
 #   numbers. A card of 25 Gb/s becomes a part of a device of 125 Gb/s. GUIDs are not compared. If the plugin refuses, NCCL leaves the first
 #   device out and asks again. Of two cards with two ports each, the second becomes one device, and the first stays two.
 # What follows: eight cards become two devices, which share each message among unequal or distant cards. A plugin should refuse that in
