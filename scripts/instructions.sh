@@ -142,8 +142,8 @@ least() {
     awk -v old="$1" -v new="$2" 'BEGIN { print (old == "" || new < old) ? new : old }'
 }
 
-# in_vain SIDE OPTION: instructions of such a call.
-in_vain() {
+# empty_call SIDE OPTION: instructions of such a call.
+empty_call() {
     local calls=30
     # Words.
     # shellcheck disable=SC2046
@@ -159,7 +159,7 @@ declare -A tests
 for option in --empty-tests --refused-sends; do
     declare -A instructions times=()
     for side in B "${releases[@]}"; do
-        instructions[$side]=$(in_vain "$side" "$option")
+        instructions[$side]=$(empty_call "$side" "$option")
     done
     for _ in 1 2 3 4 5 6 7 8; do
         for side in B "${releases[@]}"; do
