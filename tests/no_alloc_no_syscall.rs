@@ -174,7 +174,7 @@ fn messages_split_over_queue_pairs_neither_allocate_nor_call_the_system() -> Res
     neither(1 << 16, &env, Own::singles)
 }
 
-/// The general way learns shares, from messages of 64 KiB on.
+/// The slow path learns shares, from messages of 64 KiB on.
 #[test]
 fn messages_over_lanes_neither_allocate_nor_call_the_system() -> Result<()> {
     neither(1 << 16, &[("FERRITE_LANES", "4")], Own::singles)

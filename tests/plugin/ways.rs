@@ -1,4 +1,4 @@
-//! The fast path through `isend`, `irecv` and `test` does what the general one does: the same calls
+//! The fast path through `isend`, `irecv` and `test` does what the slow one does: the same calls
 //! are answered alike, the same data arrives, and the counters of both ends and of the device are
 //! the same.
 
@@ -230,7 +230,7 @@ fn membarrier() -> std::result::Result<(), Missing> {
 }
 
 #[test]
-fn the_fast_path_and_the_general_one_do_the_same() -> Result<()> {
+fn the_fast_path_and_the_slow_one_do_the_same() -> Result<()> {
     let folder = Scratch::new();
     // Not strict: the device does everything at once, so that both runs find the same.
     let setting = in_folder(require!(setting()), &folder)

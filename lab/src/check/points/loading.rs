@@ -609,7 +609,7 @@ fn is_same_speed(mine: i32, built_in: i32, is_faster: impl FnOnce() -> bool) -> 
 /// Whether the device's port is faster than NCCL 2.21.5 can say, as the kernel has it, or as the
 /// software device was asked to be.
 fn is_above_400_gbps(properties: &Properties) -> bool {
-    let device = properties.name.split(['+', ':']).next().unwrap_or_default();
+    let device = properties.name.split('+').next().unwrap_or_default();
     let rate = fs::read_to_string(format!(
         "/sys/class/infiniband/{device}/ports/{}/rate",
         properties.port
