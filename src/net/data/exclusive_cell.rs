@@ -148,7 +148,7 @@ impl<T> ExclusiveCell<T> {
     /// [`Inside::resume`]; also after a panic, so that nobody can enter any more.
     #[inline(always)]
     pub fn begin(&self, step: impl FnOnce(&mut T) -> FirstStep) -> BegunCall<'_, T> {
-        if !self.begin_short() {
+        if !self.begin_fast() {
             return BegunCall::Other;
         }
         // SAFETY: this thread is inside, so there is no other reference, and none is made before it
@@ -156,11 +156,11 @@ impl<T> ExclusiveCell<T> {
         match step(unsafe { &mut *self.state.get() }) {
             FirstStep::Next => BegunCall::Next(Inside(self, PhantomData)),
             FirstStep::Done => {
-                self.end_short();
+                self.end_fast();
                 BegunCall::Done
             }
             FirstStep::Other => {
-                self.end_short();
+                self.end_fast();
                 BegunCall::Other
             }
         }
@@ -173,14 +173,14 @@ impl<T> ExclusiveCell<T> {
     /// Another of NCCL's threads is inside, or `body` fails.
     #[inline(always)]
     pub fn enter<R>(&self, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        let is_short = self.begin_short();
-        if !is_short {
-            self.begin_long().map_err(|e| self.log_once(e))?;
+        let is_fast = self.begin_fast();
+        if !is_fast {
+            self.begin_slow().map_err(|e| self.log_once(e))?;
         }
         // SAFETY: as in `begin`.
         let result = body(unsafe { &mut *self.state.get() });
-        if is_short {
-            self.end_short();
+        if is_fast {
+            self.end_fast();
         } else {
             self.word.release();
         }
@@ -247,7 +247,7 @@ impl<T> ExclusiveCell<T> {
 
     /// Whether the calling thread has entered by the fast path.
     #[inline(always)]
-    fn begin_short(&self) -> bool {
+    fn begin_fast(&self) -> bool {
         let me = thread_id();
         if self.position.load(Ordering::Relaxed) != me {
             return false;
@@ -262,7 +262,7 @@ impl<T> ExclusiveCell<T> {
     }
 
     #[inline(always)]
-    fn end_short(&self) {
+    fn end_fast(&self) {
         // Asked for again, which is cheaper than to keep it.
         self.position.store(thread_id(), Ordering::Release);
     }
@@ -273,7 +273,7 @@ impl<T> ExclusiveCell<T> {
     /// It is not a visitor that is inside.
     #[cold]
     #[inline(never)]
-    fn begin_long(&self) -> Result<()> {
+    fn begin_slow(&self) -> Result<()> {
         let mut spins = 0;
         loop {
             let visits = self.visits.load(Ordering::SeqCst);
@@ -361,7 +361,7 @@ impl<T> Inside<'_, T> {
         // SAFETY: as in `begin`, whose reference is gone.
         match step(unsafe { &mut *self.0.state.get() }) {
             Ok(value) => {
-                self.0.end_short();
+                self.0.end_fast();
                 Ok(value)
             }
             Err(error) => Err(self.fail(error, failed)),
@@ -374,7 +374,7 @@ impl<T> Inside<'_, T> {
     fn fail(self, error: Error, failed: impl FnOnce(&mut T, Error) -> Error) -> Error {
         // SAFETY: as above.
         let error = failed(unsafe { &mut *self.0.state.get() }, error);
-        self.0.end_short();
+        self.0.end_fast();
         error
     }
 }
