@@ -234,7 +234,8 @@ impl ConnRecovery {
                     handled.map_err(|violation| {
                         Error::remote(format!("{}: {violation}", self.peer.peer()))
                     })?;
-                    if tells_ports && work.rails.depend_on_peer() {
+                    let may_change = work.rails.depend_on_peer() || work.lacks_rails.is_some();
+                    if tells_ports && may_change {
                         self.check_ports(work, end);
                     }
                 }

@@ -309,13 +309,13 @@ fn a_connection_that_waits_to_recover_need_not_if_the_fault_ends_meanwhile() {
 #[test]
 fn a_connection_does_not_wait_to_recover_if_another_rail_works_that_it_does_not_use() {
     let (mut runs, mut early) = (0, 0);
-    run_seeds(100, "another rail", |seed| {
+    run_seeds(300, "another rail", |seed| {
         let outcome = recover(Random::new(seed), recovery_faults::Plan::has_another);
         assert!(outcome.is_all_delivered, "{outcome:?}");
         (runs, early) = (runs + 1, early + u32::from(outcome.before_back > 0));
     });
     // In few runs, a rail that loses large packets takes longer to test than the port to come back.
-    assert!(!is_sample(runs) || early > runs / 100 * 97, "{early} of {runs} runs");
+    assert!(!is_sample(runs) || early + runs / 1000 >= runs, "{early} of {runs} runs");
 }
 
 #[test]

@@ -109,9 +109,10 @@ impl Plan {
     }
 
     /// The port of the only rail in use falls for less time than a connection waits, while many
-    /// other connections begin to recover. Other rails work.
+    /// other connections begin to recover. Other rails work, which the ends may not know yet.
     pub(super) fn has_another(random: &mut Random, plan: &plan::Plan) -> Self {
-        let when = When::Step(random.below(200 * plan.messages.len() as u64));
+        let last = if random.one_in(2) { 100 } else { 200 * plan.messages.len() as u64 };
+        let when = When::Step(random.below(last));
         let fault = Fault::PortDown(End::Sender, 0, Duration::from_millis(1500));
         let left_out = RailMask::first(super::fabric::DEVICES as u8) - RailMask::only(0);
         let this = Self::of(vec![(when, fault)]);
