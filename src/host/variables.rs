@@ -174,7 +174,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_NET_FORCE_MERGE",
         Kind::Text,
-        "NCCL 2.24 and later: devices to merge; `mlx5_0/2` is port 2 of mlx5_0. Set to any value, it allows ports of different cards or speeds",
+        "NCCL 2.24 and later: devices to merge, such as `mlx5_0,mlx5_1` or `mlx5_0/1,mlx5_0/2` (two ports). Set to any value, it allows ports of different cards or speeds",
     ),
     variable(
         "NCCL_NET_MERGE_LEVEL",

@@ -123,7 +123,7 @@ impl State {
     /// For people, with what to do.
     pub fn text(&self) -> String {
         match self {
-            Self::Ended => "it has ended. Outstanding at its end:".into(),
+            Self::Ended => "it has ended".into(),
             Self::Stopped => {
                 "it is stopped by SIGSTOP (kill -CONT), by a debugger or by a frozen cgroup".into()
             }
@@ -426,7 +426,12 @@ impl Finding {
                 });
                 let lines: String = lines.collect();
                 match (state, traces.silence) {
-                    (State::Ended, _) => format!("{}{lines}", state.text()),
+                    (State::Ended, _) if lines.is_empty() => {
+                        format!("{}. Nothing was outstanding", state.text())
+                    }
+                    (State::Ended, _) => {
+                        format!("{}. Outstanding at its end:{lines}", state.text())
+                    }
                     (State::Running, Silence::NoSocket) => format!(
                         "cannot be asked: its connections are younger than 4 s, or its reports are off \
                          (FERRITE_HANG_SECONDS=0){lines}"
@@ -894,6 +899,8 @@ mod tests {
             let finding = outside(state, silence, connections);
             assert_eq!(finding.hangs(None), hangs, "{finding:?}");
         }
+        let ended = outside(State::Ended, Silence::NoSocket, Some(Vec::new()));
+        assert_eq!(ended.text(), "it has ended. Nothing was outstanding");
         assert!(
             !outside(State::Running, Silence::NoSocket, None).is_of_ferrite(),
             "any other process"

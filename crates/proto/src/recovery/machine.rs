@@ -1259,7 +1259,7 @@ impl Recovery {
                 let what = if is_answered {
                     "The peer has answered, but not the latest attempt"
                 } else {
-                    "The peer has not answered"
+                    "The peer has not answered: its host may be down"
                 };
                 what.into()
             }

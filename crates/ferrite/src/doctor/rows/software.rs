@@ -277,7 +277,7 @@ fn of_wheels(NcclFile { path, wheels, .. }: &NcclFile) -> Option<Finding> {
         wheels.join(" and ")
     );
     Some(Finding::warn("", text).cure(format!(
-        "pip uninstall {}; then pip install the one that `pip show torch` requires, in the release above",
+        "pip uninstall {}; then pip install the one that `pip show torch` requires, in the release that this line gives for it",
         packages.join(" ")
     )))
 }
@@ -394,6 +394,7 @@ fn settings(machine: &Machine) -> Vec<Finding> {
     }
     found.extend(of_other_releases(machine));
     found.extend(of_environment_plugin(machine));
+    found.extend(of_force_merge(machine));
     if found.iter().all(|finding| finding.verdict == Verdict::Ok) {
         let known = |variable: &&nccl_net::inspect::variables::Variable| {
             machine.var(variable.name).is_some()
@@ -455,6 +456,31 @@ fn of_environment_plugin(machine: &Machine) -> Option<Finding> {
         Finding::unknown("", text)
             .cure("NCCL_DEBUG=INFO: the plugin logs where it differs from the environment"),
     )
+}
+
+/// The names in `NCCL_NET_FORCE_MERGE` that no device of the plugin has. NCCL then fails.
+fn of_force_merge(machine: &Machine) -> Option<Finding> {
+    let (value, facts) = (machine.var("NCCL_NET_FORCE_MERGE")?, machine.verbs().ok()?);
+    let used = facts.ports().filter(|(_, device, port)| facts.is_used(device, port));
+    let devices: Vec<String> = used
+        .map(|(_, device, port)| match device.ports.len() {
+            1 => device.name.clone(),
+            _ => format!("{}/{}", device.name, port.port),
+        })
+        .collect();
+    // NCCL takes a colon for the beginning of a port's number.
+    let own = |name: &str| name.split(':').next().unwrap_or_default().trim().to_owned();
+    let unknown: Vec<&str> = value
+        .split([';', ','])
+        .map(str::trim)
+        .filter(|name| !name.is_empty() && !devices.contains(&own(name)))
+        .collect();
+    let text = format!(
+        "NCCL_NET_FORCE_MERGE: no device is called {}; NCCL from 2.24 on ends each communicator",
+        unknown.join(", ")
+    );
+    (!unknown.is_empty() && !devices.is_empty())
+        .then(|| Finding::warn("", text).cure(format!("names are {}", devices.join(", "))))
 }
 
 /// Whether a name is, or was meant to be, one of NCCL's or of Ferrite's.
@@ -700,6 +726,35 @@ fn unreachable_reason(name: &str, address: SocketAddr) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::machine::{DeviceFacts, PortFacts, RailFacts, VerbsFacts};
+
+    #[test]
+    fn devices_that_nccl_net_force_merge_names_and_nobody_has_are_warned_of() {
+        let port = |port| PortFacts { port, active: true, ..PortFacts::default() };
+        let device = |name: &str, ports: &[u8]| DeviceFacts {
+            name: name.into(),
+            ports: ports.iter().map(|number| port(*number)).collect(),
+            ..DeviceFacts::default()
+        };
+        let rail =
+            |device: &str, port| RailFacts { device: device.into(), port, ..RailFacts::default() };
+        let facts = VerbsFacts {
+            devices: vec![device("x0", &[1, 2]), device("x1", &[1])],
+            rails: vec![rail("x0", 1), rail("x0", 2), rail("x1", 1)],
+            ..VerbsFacts::default()
+        };
+        let said = |value: &str| {
+            let env = [("NCCL_NET_FORCE_MERGE", value)];
+            let machine = Machine::made_up(Path::new("/nonexistent"), &env, facts.clone());
+            of_force_merge(&machine).map(|finding| finding.fact)
+        };
+        assert_eq!(["x0/1,x0/2", "x0/1, x1; x0/2:1,", ""].map(said), [None, None, None]);
+        for (value, unknown) in [("x0:1,x0:2", "x0:1, x0:2;"), ("x1,x2", " x2;"), ("x0,x1", " x0;")]
+        {
+            let fact = said(value).expect("a warning");
+            assert!(fact.contains(unknown), "{fact}");
+        }
+    }
 
     #[test]
     fn the_distance_counts_changed_characters() {

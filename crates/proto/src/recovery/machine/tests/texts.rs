@@ -4,7 +4,7 @@ use super::*;
 use std::collections::BTreeSet;
 
 const DESTROY: &str = "The old queue pairs are not destroyed yet";
-const HALT: &str = "The peer has not answered";
+const HALT: &str = "The peer has not answered: its host may be down";
 const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are being connected and tested";
 const ANSWERS: [&str; 2] =
