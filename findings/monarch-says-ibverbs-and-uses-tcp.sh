@@ -73,7 +73,7 @@ PYTHON
 seen=$(for card in mlx5 erdma; do
     echo "$card: libibverbs lists $(verbs_run bookworm "$card" list 2>/dev/null)"
     for way in default strict; do
-        output=$(CARD=$card SYSFS_PATH=$folder/bookworm/root/card/$card LD_PRELOAD=$folder/bookworm/root/card/card.so timeout 120 \
+        output=$(CARD=$card SYSFS_PATH=$folder/bookworm/tree/card/$card LD_PRELOAD=$folder/bookworm/tree/card/card.so timeout 120 \
             "$folder/python/bin/python" "$folder/buffers.py" "$way" 2>/dev/null) || true
         echo "$way: $(sed -n 's/^seen: //p' <<<"$output")"
     done

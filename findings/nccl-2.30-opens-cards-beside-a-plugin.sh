@@ -47,11 +47,11 @@ P
 verbs_get bookworm 44.0-2
 # The libraries of rdma-core alone: the program's C library stays the machine's.
 mkdir "$folder/libraries"
-cp -L "$folder"/bookworm/root/usr/lib/*-linux-gnu/{libibverbs.so.1,libmlx5.so.1,libnl-3.so.200,libnl-route-3.so.200} "$folder/libraries"
-cp -L "$folder"/bookworm/root/usr/lib/*-linux-gnu/libibverbs/libmlx5-rdmav34.so "$folder/libraries"
+cp -L "$folder"/bookworm/tree/usr/lib/*-linux-gnu/{libibverbs.so.1,libmlx5.so.1,libnl-3.so.200,libnl-route-3.so.200} "$folder/libraries"
+cp -L "$folder"/bookworm/tree/usr/lib/*-linux-gnu/libibverbs/libmlx5-rdmav34.so "$folder/libraries"
 for release in 2.28.9 2.30.7 2.32.3; do
     nccl_get "$release"
-    seen=$(env CARD=mlx5 SYSFS_PATH="$folder/bookworm/root/card/mlx5" LD_PRELOAD="$folder/bookworm/root/card/card.so" RDMAV_DRIVERS=mlx5 \
+    seen=$(env CARD=mlx5 SYSFS_PATH="$folder/bookworm/tree/card/mlx5" LD_PRELOAD="$folder/bookworm/tree/card/card.so" RDMAV_DRIVERS=mlx5 \
         LD_LIBRARY_PATH="$folder/libraries" NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN="$folder/plugin.so" \
         python3 "$folder/beside.py" "$(nccl_library "$release")" 2>/dev/null | sed -n 's/.*\(Assigned NET plugin.*\)/\1/p; /^ncclNet/p; /^ncclRma/p')
     case $release in 2.28.9) rma="there is none" ;; *) rma="result 0, devices open: 1" ;; esac

@@ -2,7 +2,7 @@
 # Packages of a Debian release, whatever this machine's own release is, unpacked in a folder in which programs run.
 # It needs Debian or Ubuntu's apt-get with a mirror of Debian among its sources, and user namespaces (or root).
 
-# debian_get SUITE FOLDER PACKAGE[=VERSION]...: downloads packages into FOLDER/packages and unpacks them in FOLDER/root.
+# debian_get SUITE FOLDER PACKAGE[=VERSION]...: downloads packages into FOLDER/packages and unpacks them in FOLDER/tree.
 debian_get() {
     local suite=$1 folder=$2 mirror apt
     shift 2
@@ -17,16 +17,16 @@ debian_get() {
     (cd "$folder/packages" && apt-get "${apt[@]}" -qq download "$@" >/dev/null) || return 2
     local package
     # Where /lib and /lib64 are links to folders below /usr, the files of older packages have to get there as well.
-    mkdir -p "$folder"/root/{usr/lib,usr/lib64,usr/bin,usr/sbin,dev,proc,tmp}
-    for package in lib lib64 bin sbin; do [ -e "$folder/root/$package" ] || ln -s "usr/$package" "$folder/root/$package"; done
+    mkdir -p "$folder"/tree/{usr/lib,usr/lib64,usr/bin,usr/sbin,dev,proc,tmp}
+    for package in lib lib64 bin sbin; do [ -e "$folder/tree/$package" ] || ln -s "usr/$package" "$folder/tree/$package"; done
     for package in "$folder"/packages/*.deb; do
-        dpkg-deb --fsys-tarfile "$package" | tar -C "$folder/root" --keep-directory-symlink --no-same-owner -xf - || return 2
+        dpkg-deb --fsys-tarfile "$package" | tar -C "$folder/tree" --keep-directory-symlink --no-same-owner -xf - || return 2
     done
 }
 
-# debian_run FOLDER [VARIABLE=VALUE]... COMMAND...: runs a command in FOLDER/root with these variables alone, in namespaces of its own.
+# debian_run FOLDER [VARIABLE=VALUE]... COMMAND...: runs a command in FOLDER/tree with these variables alone, in namespaces of its own.
 debian_run() {
-    local root=$1/root variables=()
+    local root=$1/tree variables=()
     shift
     while [[ $1 == *=* ]]; do variables+=("$1"); shift; done
     # shellcheck disable=SC2016

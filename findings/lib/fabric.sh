@@ -10,7 +10,7 @@ fabric_get() {
     mkdir -p "$folder/fabric"
     printf 'IBVERBS_1.0 {};\nIBVERBS_1.1 { global: ibv_*; local: *; } IBVERBS_1.0;\n%s\n%s\n' \
         'IBVERBS_1.8 { global: ibv_reg_mr_iova2; } IBVERBS_1.1;' 'IBVERBS_1.12 { global: ibv_reg_dmabuf_mr; } IBVERBS_1.8;' >"$folder/fabric/versions"
-    cc -O1 -w -shared -fPIC -I "$folder/bookworm/root/usr/include" -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$folder/fabric/versions" \
+    cc -O1 -w -shared -fPIC -I "$folder/bookworm/tree/usr/include" -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$folder/fabric/versions" \
         -o "$folder/fabric/libibverbs.so.1" "$here/fabric.c"
     # NCCL looks for this name first.
     ln -s libibverbs.so.1 "$folder/fabric/libibverbs.so"

@@ -6,7 +6,7 @@
 # verbs_get SUITE VERSION [PACKAGE]...: unpacks rdma-core's libraries of that version, with what they need, other packages, and a fake
 # device of each kind.
 verbs_get() {
-    local suite=$1 version=$2 root=$folder/$1/root name node modalias
+    local suite=$1 version=$2 root=$folder/$1/tree name node modalias
     shift 2
     debian_get "$suite" "$folder/$suite" libc6 libgcc-s1 zlib1g libnl-3-200 libnl-route-3-200 linux-libc-dev \
         "libibverbs1=$version" "ibverbs-providers=$version" "libibverbs-dev=$version" "$@" || { echo "$suite: no rdma-core $version"; exit 2; }
@@ -35,8 +35,8 @@ LIST
 
 # verbs_build SUITE NAME: compiles the program NAME.c of the folder.
 verbs_build() {
-    cc -O1 -w -rdynamic -DIBVERBS_PROGRAM -I "$folder/include" -I "$here" -o "$folder/$1/root/card/$2" "$folder/$2.c" \
-        -Wl,--allow-shlib-undefined "$folder/$1/root/usr/lib/$(uname -m)-linux-gnu/libibverbs.so.1" -ldl
+    cc -O1 -w -rdynamic -DIBVERBS_PROGRAM -I "$folder/include" -I "$here" -o "$folder/$1/tree/card/$2" "$folder/$2.c" \
+        -Wl,--allow-shlib-undefined "$folder/$1/tree/usr/lib/$(uname -m)-linux-gnu/libibverbs.so.1" -ldl
 }
 
 # verbs_run SUITE CARD [VARIABLE=VALUE]... NAME: runs it on that card: mlx5, erdma, irdma, bnxt_re or ionic.

@@ -174,7 +174,7 @@ fn begin_staged(
     proceed(qp, queue)
 }
 
-/// Goes on with the head request, whose bytes pass through the stage.
+/// Continues the head request, whose bytes pass through the stage.
 #[cold]
 pub(crate) fn proceed(qp: &Qp, queue: &mut SendQueue) -> TxOutcome {
     let Some(staged) = &mut queue.staged else { return TxOutcome::Busy };

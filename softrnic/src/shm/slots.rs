@@ -424,8 +424,8 @@ pub(crate) struct SrqSlot {
     pub(crate) ring_mask: AtomicU32,
     /// 8-byte words per entry.
     pub(crate) ring_stride: AtomicU32,
-    /// The owner is told when fewer receives than this are left; 0: it is not. With
-    /// [`LIMIT_REACHED`] it is to be told. One word, so that a taker cannot die in between.
+    /// The owner gets an event when fewer receives than this are left; 0: none. With
+    /// [`LIMIT_REACHED`] the event is due. One word, so that a taker cannot die in between.
     pub(crate) limit: AtomicU32,
     /// Receives posted.
     pub(crate) posted: AtomicU64,

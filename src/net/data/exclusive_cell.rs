@@ -25,8 +25,8 @@
 //!
 //! As long as the kernel has not allowed the barrier there is no owner: nobody's id is the
 //! position, and all take the slow path, on which the bit alone excludes. A thread becomes the
-//! owner while it holds the bit and knows that the barrier is allowed. Whoever holds the bit after
-//! it knows both, so each thread that could meet an owner on the fast path has its half of the
+//! owner while it holds the bit and knows that the barrier is allowed. Each later holder of the bit
+//! knows both, so each thread that could meet an owner on the fast path has its half of the
 //! barrier.
 
 #![allow(unsafe_code)]

@@ -62,7 +62,8 @@ pub(super) struct Recovers {
     pub(super) give_up_s: u64,
     /// `FERRITE_STALL_MS`.
     pub(super) stall_ms: u64,
-    /// 0: many other connections of its process always begin to recover. 1: none does.
+    /// The most connections of a process that begin to recover at once: 0, as if many others always
+    /// did; 1, as if none did.
     pub(super) most_starting: u32,
     /// The rails that the connection does not begin on, unless they are all.
     pub(super) left_out: RailMask,

@@ -200,7 +200,7 @@ pub(super) fn establish(state: &mut State) {
     if state.stage == Stage::Answered
         && let Some(socket) = &state.socket
     {
-        // A peer that is gone is told by the thread.
+        // If the peer has gone, the thread reports it.
         message::say(socket, &Message::bare(Kind::Rtu));
         state.stage = Stage::Connected;
     }
